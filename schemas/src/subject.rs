@@ -1,0 +1,61 @@
+//! Subject names of the bus: built and parsed here only.
+//!
+//! Invariant: every token that comes from data is a number, so that nothing a
+//! broker or a person typed can widen a subject.
+
+use crate::ids::AccountId;
+
+/// What every subject starts with: product and version of the contract.
+pub const PREFIX: &str = "lockstep.v1";
+
+/// Where a master's events go.
+pub fn event(master: AccountId) -> String {
+    format!("{PREFIX}.master.{master}.event")
+}
+
+/// Where a master's beacons go.
+pub fn beacon(master: AccountId) -> String {
+    format!("{PREFIX}.master.{master}.beacon")
+}
+
+/// Events and beacons of one master: one subscription keeps them in order.
+pub fn master_all(master: AccountId) -> String {
+    format!("{PREFIX}.master.{master}.*")
+}
+
+/// Where a master's snapshot is asked for.
+pub fn snapshot(master: AccountId) -> String {
+    format!("{PREFIX}.snapshot.{master}")
+}
+
+/// What a subject of the bus is about.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Subject {
+    /// A trade event of this master.
+    Event(AccountId),
+    /// A beacon of this master.
+    Beacon(AccountId),
+    /// A request for the snapshot of this master.
+    Snapshot(AccountId),
+}
+
+/// Reads a subject; nothing if it is not one of ours.
+pub fn parse(subject: &str) -> Option<Subject> {
+    let rest = subject.strip_prefix(PREFIX)?.strip_prefix('.')?;
+    let mut tokens = rest.split('.');
+    let family = tokens.next()?;
+    let account = canonical_account(tokens.next()?)?;
+    let parsed = match (family, tokens.next()) {
+        ("master", Some("event")) => Subject::Event(account),
+        ("master", Some("beacon")) => Subject::Beacon(account),
+        ("snapshot", None) => Subject::Snapshot(account),
+        _ => return None,
+    };
+    tokens.next().is_none().then_some(parsed)
+}
+
+/// One account has one token: `007` and `+7` are not account 7.
+fn canonical_account(token: &str) -> Option<AccountId> {
+    let account: AccountId = token.parse().ok()?;
+    (account.to_string() == token).then_some(account)
+}
