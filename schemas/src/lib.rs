@@ -34,3 +34,8 @@ pub use position::{
 };
 pub use quantity::{Lots, Money, Price, QuantityError};
 pub use snapshot::{AccountSnapshot, MasterSnapshot};
+
+#[cfg(test)]
+mod golden;
+#[cfg(test)]
+mod tests;
