@@ -1,0 +1,219 @@
+//! How this process connects to NATS, with settings that notice a dead server in time.
+//!
+//! Input: `ClientSettings`. Output: an `async_nats::Client` that reconnects for ever.
+//!
+//! Invariants:
+//! 1. A server that stopped answering is left within 15 s of its last word (M14).
+//! 2. What the client says of its connection is counted and decides nothing (M10, M13, H34):
+//!    the channel of these events is small and drops.
+//!
+//! A server in lame-duck mode closes its clients one by one over its own grace time. We count it
+//! and let the server choose the moment: leaving at once would bring every node back together.
+
+use crate::error::BusError;
+use crate::metrics::{CONNECTION_EVENTS, count};
+use async_nats::{Client, ConnectOptions, Event, ServerAddr};
+use std::fmt;
+use std::path::PathBuf;
+use std::time::Duration;
+
+/// Silence after which a server is asked for a sign of life.
+///
+/// The client gives up at the third unanswered ping, that is 3 intervals after the server's last
+/// word: 12 s here, 180 s with the client's default of 60 s (M14).
+pub const PING_INTERVAL: Duration = Duration::from_secs(4);
+
+/// Longest wait for one connection attempt. Chosen: a server that needs longer is not usable for
+/// trades, and the next one in the list is tried sooner.
+pub const CONNECTION_TIMEOUT: Duration = Duration::from_secs(3);
+
+/// Messages one subscription holds before the client drops: the largest measured burst (5,000)
+/// many times over. What is dropped anyway shows as a gap or by the next beacon.
+pub const SUBSCRIPTION_CAPACITY: usize = 65_536;
+
+/// Commands the client holds before `publish` waits: its default. More would only mean that more
+/// old messages are delivered late after a reconnect (M15).
+pub const CLIENT_CAPACITY: usize = 2_048;
+
+/// First wait between two connection attempts; doubles up to `RECONNECT_DELAY_MAX`.
+pub const RECONNECT_DELAY_MIN: Duration = Duration::from_millis(50);
+
+/// Longest wait between two attempts. Chosen below the 6 s after which a feed counts as silent.
+pub const RECONNECT_DELAY_MAX: Duration = Duration::from_secs(2);
+
+/// Longest name of a connection that is passed on to the server.
+const NAME_BYTES_MAX: usize = 128;
+
+/// How we prove who we are.
+#[derive(Clone, Default)]
+pub enum BusAuth {
+    /// Not at all, or by what the URL carries.
+    #[default]
+    None,
+    /// A token.
+    Token(String),
+    /// User and password.
+    UserPassword {
+        /// User.
+        user: String,
+        /// Password.
+        password: String,
+    },
+}
+
+impl fmt::Debug for BusAuth {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            BusAuth::None => "None",
+            BusAuth::Token(_) => "Token(hidden)",
+            BusAuth::UserPassword { .. } => "UserPassword(hidden)",
+        })
+    }
+}
+
+/// Settings of one connection to the bus.
+#[derive(Debug, Clone)]
+pub struct ClientSettings {
+    /// Servers of one cluster, such as `nats://host:4222`; at least one.
+    pub urls: Vec<String>,
+    /// Name of the connection, shown by the server's monitoring. 1 to 128 bytes.
+    pub name: String,
+    /// Credentials. Default: none.
+    pub auth: BusAuth,
+    /// File with root certificates for TLS. Default: those of the system.
+    pub root_certificates: Option<PathBuf>,
+    /// Refuse a connection without TLS. Default: no, the server decides.
+    pub require_tls: bool,
+    /// Ping interval, 1 to 5 s. Default `PING_INTERVAL`.
+    pub ping_interval: Duration,
+}
+
+impl ClientSettings {
+    /// Settings with the defaults.
+    pub fn new(urls: Vec<String>, name: impl Into<String>) -> Self {
+        ClientSettings {
+            urls,
+            name: name.into(),
+            auth: BusAuth::None,
+            root_certificates: None,
+            require_tls: false,
+            ping_interval: PING_INTERVAL,
+        }
+    }
+
+    fn addresses(&self) -> Result<Vec<ServerAddr>, BusError> {
+        let bad = |field, problem| Err(BusError::Setting { field, problem });
+        if self.urls.is_empty() {
+            return bad("urls", "needs at least one server".into());
+        }
+        if self.name.is_empty() || self.name.len() > NAME_BYTES_MAX {
+            return bad("name", format!("must have 1 to 128 bytes, got {}", self.name.len()));
+        }
+        let allowed = Duration::from_secs(1)..=Duration::from_secs(5);
+        if !allowed.contains(&self.ping_interval) {
+            return bad(
+                "ping_interval",
+                format!("must be 1 s to 5 s, got {:?}", self.ping_interval),
+            );
+        }
+        let parse = |(index, url): (usize, &String)| {
+            url.parse::<ServerAddr>().map_err(|error| BusError::Setting {
+                field: "urls",
+                problem: format!("entry {} is not a server address: {error}", index + 1),
+            })
+        };
+        self.urls.iter().enumerate().map(parse).collect()
+    }
+
+    fn options(&self) -> ConnectOptions {
+        let mut options = ConnectOptions::new()
+            .name(&self.name)
+            .ping_interval(self.ping_interval)
+            .connection_timeout(CONNECTION_TIMEOUT)
+            .subscription_capacity(SUBSCRIPTION_CAPACITY)
+            .client_capacity(CLIENT_CAPACITY)
+            .max_reconnects(None)
+            .retry_on_initial_connect()
+            .reconnect_delay_callback(reconnect_delay)
+            .require_tls(self.require_tls)
+            .event_callback(|event| async move {
+                count(CONNECTION_EVENTS, "event", event_word(&event));
+            });
+        options = match &self.auth {
+            BusAuth::None => options,
+            BusAuth::Token(token) => options.token(token.clone()),
+            BusAuth::UserPassword { user, password } => {
+                options.user_and_password(user.clone(), password.clone())
+            }
+        };
+        match &self.root_certificates {
+            Some(path) => options.add_root_certificates(path.clone()),
+            None => options,
+        }
+    }
+}
+
+/// Starts a connection and returns at once, with or without a server in reach.
+///
+/// The client logs every connection event at info by itself; a log filter of `async_nats=warn`
+/// keeps an event storm out of the logs (B29).
+///
+/// Errors: `Setting` for a value out of range, `Connect` for what waiting does not cure.
+pub async fn connect(settings: &ClientSettings) -> Result<Client, BusError> {
+    let addresses = settings.addresses()?;
+    settings.options().connect(addresses).await.map_err(BusError::Connect)
+}
+
+/// Wait before a connection attempt: doubling, bounded, and half of it random, so that the nodes
+/// of a cluster do not come back in one instant.
+fn reconnect_delay(attempts: usize) -> Duration {
+    let doublings = u32::try_from(attempts.saturating_sub(1)).unwrap_or(u32::MAX).min(10);
+    let delay = (RECONNECT_DELAY_MIN * 2u32.pow(doublings)).min(RECONNECT_DELAY_MAX);
+    delay.mul_f64(0.5 + 0.5 * fastrand::f64())
+}
+
+fn event_word(event: &Event) -> &'static str {
+    match event {
+        Event::Connected => "connected",
+        Event::Disconnected => "disconnected",
+        Event::LameDuckMode => "lame_duck_mode",
+        Event::Draining => "draining",
+        Event::Closed => "closed",
+        Event::SlowConsumer(_) => "slow_consumer",
+        Event::ServerError(_) => "server_error",
+        Event::ClientError(_) => "client_error",
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_wait_between_attempts_is_bounded_and_not_the_same_for_all() {
+        for attempts in [0, 1, 2, 7, 50, usize::MAX] {
+            assert!(reconnect_delay(attempts) <= RECONNECT_DELAY_MAX);
+            assert!(reconnect_delay(attempts) >= RECONNECT_DELAY_MIN / 2);
+        }
+        let waits: std::collections::BTreeSet<_> = (0..20).map(|_| reconnect_delay(9)).collect();
+        assert!(waits.len() > 1);
+    }
+
+    #[test]
+    fn a_dead_server_is_left_within_fifteen_seconds() {
+        const PINGS_UNTIL_GIVEN_UP: u32 = 3;
+        assert!(PING_INTERVAL * PINGS_UNTIL_GIVEN_UP < Duration::from_secs(15));
+    }
+
+    #[test]
+    fn a_bad_setting_is_named_and_no_password_is_shown() {
+        let mut settings = ClientSettings::new(vec!["nats://u:hunter2@host:x".into()], "n");
+        let error = settings.addresses().unwrap_err().to_string();
+        assert!(error.contains("urls") && !error.contains("hunter2"), "{error}");
+        settings.urls = vec!["localhost".into()];
+        settings.auth = BusAuth::Token("hunter2".into());
+        assert!(!format!("{settings:?}").contains("hunter2"));
+        settings.ping_interval = Duration::from_secs(60);
+        assert!(settings.addresses().unwrap_err().to_string().contains("ping_interval"));
+    }
+}

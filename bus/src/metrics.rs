@@ -1,0 +1,250 @@
+//! Every metric of this crate, in one table, and the handles that record them.
+//!
+//! Labels are reasons from closed lists; no account, ticket or text of an error is a label.
+//! Handles are made once per feed or publisher, so that the hot path does no lookup.
+
+use metrics::{Counter, Histogram, Unit};
+
+/// Kind of a metric.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum MetricKind {
+    /// Only grows; its name ends in `_total`.
+    Counter,
+    /// A level, or a moment as a timestamp.
+    Gauge,
+    /// A distribution with the listed buckets.
+    Histogram,
+}
+
+/// One row of a metric table: what a dashboard may rely on.
+#[derive(Debug, Clone, Copy)]
+pub struct Metric {
+    /// Full name, with prefix and unit.
+    pub name: &'static str,
+    /// Kind.
+    pub kind: MetricKind,
+    /// Base unit, where there is one.
+    pub unit: Option<Unit>,
+    /// Label names; each has a closed list of values.
+    pub labels: &'static [&'static str],
+    /// One sentence for the reader of a dashboard.
+    pub help: &'static str,
+    /// Upper bounds of the buckets, in the base unit; empty unless a histogram.
+    pub buckets: &'static [f64],
+}
+
+impl Metric {
+    /// A row for a counter.
+    pub const fn counter(
+        name: &'static str,
+        labels: &'static [&'static str],
+        help: &'static str,
+    ) -> Metric {
+        Metric {
+            name,
+            kind: MetricKind::Counter,
+            unit: Some(Unit::Count),
+            labels,
+            help,
+            buckets: &[],
+        }
+    }
+
+    /// A row for a gauge.
+    pub const fn gauge(
+        name: &'static str,
+        unit: Unit,
+        labels: &'static [&'static str],
+        help: &'static str,
+    ) -> Metric {
+        Metric { name, kind: MetricKind::Gauge, unit: Some(unit), labels, help, buckets: &[] }
+    }
+
+    /// A row for a histogram of seconds.
+    pub const fn seconds(
+        name: &'static str,
+        labels: &'static [&'static str],
+        help: &'static str,
+        buckets: &'static [f64],
+    ) -> Metric {
+        Metric {
+            name,
+            kind: MetricKind::Histogram,
+            unit: Some(Unit::Seconds),
+            labels,
+            help,
+            buckets,
+        }
+    }
+}
+
+/// Gives help and unit of every row to the installed recorder.
+pub fn describe_table(table: &[Metric]) {
+    for metric in table {
+        let unit = metric.unit.unwrap_or(Unit::Count);
+        match metric.kind {
+            MetricKind::Counter => metrics::describe_counter!(metric.name, unit, metric.help),
+            MetricKind::Gauge => metrics::describe_gauge!(metric.name, unit, metric.help),
+            MetricKind::Histogram => metrics::describe_histogram!(metric.name, unit, metric.help),
+        }
+    }
+}
+
+/// Describes the metrics of this crate.
+pub fn describe() {
+    describe_table(METRICS);
+}
+
+/// Losses that a feed found, by how they showed.
+pub const GAPS: &str = "lockstep_bus_gaps_total";
+/// Times a feed became doubtful, by its first reason.
+pub const DOUBTS: &str = "lockstep_bus_doubts_total";
+/// Trade events received.
+pub const EVENTS_RECEIVED: &str = "lockstep_bus_events_received_total";
+/// Trade events handed to the client.
+pub const EVENTS_PUBLISHED: &str = "lockstep_bus_events_published_total";
+/// Beacons received.
+pub const BEACONS_RECEIVED: &str = "lockstep_bus_beacons_received_total";
+/// Beacons handed to the client.
+pub const BEACONS_PUBLISHED: &str = "lockstep_bus_beacons_published_total";
+/// Messages that were not used or not sent, by reason.
+pub const DROPPED: &str = "lockstep_bus_messages_dropped_total";
+/// New epochs of running publishers, by reason.
+pub const EPOCHS_RAISED: &str = "lockstep_bus_epochs_raised_total";
+/// Publishers that stopped because a higher epoch was heard.
+pub const SUPERSEDED: &str = "lockstep_bus_publishers_superseded_total";
+/// Snapshot requests started.
+pub const SNAPSHOTS_STARTED: &str = "lockstep_bus_snapshots_started_total";
+/// Snapshot requests finished, by outcome.
+pub const SNAPSHOTS_FINISHED: &str = "lockstep_bus_snapshots_finished_total";
+/// Snapshot replies sent by publishers.
+pub const SNAPSHOTS_ANSWERED: &str = "lockstep_bus_snapshots_answered_total";
+/// Snapshots asked for by followers and operators, by reason.
+pub const SNAPSHOTS_WANTED: &str = "lockstep_bus_snapshots_wanted_total";
+/// Rounds of quick snapshot tries that did not settle a doubt: the alarm of the joining order.
+pub const TRIES_EXHAUSTED: &str = "lockstep_bus_snapshot_tries_exhausted_total";
+/// Time from a snapshot request to the complete answer.
+pub const SNAPSHOT_SECONDS: &str = "lockstep_bus_snapshot_seconds";
+/// Time from enqueueing an event to handing it to the client.
+pub const PUBLISH_WAIT_SECONDS: &str = "lockstep_bus_publish_wait_seconds";
+/// Time a feed stayed doubtful.
+pub const DOUBT_SECONDS: &str = "lockstep_bus_doubt_seconds";
+/// Feeds that are open.
+pub const FEEDS: &str = "lockstep_bus_feeds";
+/// Feeds that are doubtful now.
+pub const FEEDS_DOUBTFUL: &str = "lockstep_bus_feeds_doubtful";
+/// When the feed that waits longest heard its last beacon.
+pub const BEACON_OLDEST: &str = "lockstep_bus_feed_beacon_oldest_timestamp_seconds";
+/// What the client reported of its connection, by event.
+pub const CONNECTION_EVENTS: &str = "lockstep_bus_connection_events_total";
+
+/// Queues and hand-offs inside a process: 20 µs to 1 s.
+const WAIT_BUCKETS: &[f64] =
+    &[0.000_02, 0.000_05, 0.000_1, 0.000_25, 0.000_5, 0.001, 0.0025, 0.005, 0.01, 0.05, 0.25, 1.0];
+
+/// Exchanges over the bus and doubts: 1 ms to 2 minutes.
+const EXCHANGE_BUCKETS: &[f64] =
+    &[0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 6.0, 12.0, 30.0, 120.0];
+
+/// All metrics of this crate.
+pub const METRICS: &[Metric] = &[
+    Metric::counter(GAPS, &["kind"], "Losses that a feed found, by how they showed"),
+    Metric::counter(DOUBTS, &["reason"], "Times a feed became doubtful, by its first reason"),
+    Metric::counter(EVENTS_RECEIVED, &[], "Trade events received and decoded"),
+    Metric::counter(EVENTS_PUBLISHED, &[], "Trade events handed to the client"),
+    Metric::counter(BEACONS_RECEIVED, &[], "Beacons received and decoded"),
+    Metric::counter(BEACONS_PUBLISHED, &[], "Beacons handed to the client"),
+    Metric::counter(DROPPED, &["reason"], "Messages that were not used or not sent"),
+    Metric::counter(EPOCHS_RAISED, &["reason"], "New epochs of publishers that were running"),
+    Metric::counter(SUPERSEDED, &[], "Publishers that stopped because a higher epoch was heard"),
+    Metric::counter(SNAPSHOTS_STARTED, &[], "Snapshot requests started"),
+    Metric::counter(SNAPSHOTS_FINISHED, &["outcome"], "Snapshot requests finished, by outcome"),
+    Metric::counter(SNAPSHOTS_ANSWERED, &[], "Snapshot replies sent by publishers"),
+    Metric::counter(SNAPSHOTS_WANTED, &["reason"], "Fresh snapshots asked for by followers"),
+    Metric::counter(TRIES_EXHAUSTED, &[], "Rounds of quick snapshot tries that settled nothing"),
+    Metric::seconds(
+        SNAPSHOT_SECONDS,
+        &[],
+        "From a snapshot request to the complete answer",
+        EXCHANGE_BUCKETS,
+    ),
+    Metric::seconds(
+        PUBLISH_WAIT_SECONDS,
+        &[],
+        "From enqueueing an event to handing it to the client",
+        WAIT_BUCKETS,
+    ),
+    Metric::seconds(DOUBT_SECONDS, &[], "How long a feed stayed doubtful", EXCHANGE_BUCKETS),
+    Metric::gauge(FEEDS, Unit::Count, &[], "Feeds that are open"),
+    Metric::gauge(FEEDS_DOUBTFUL, Unit::Count, &[], "Feeds that are doubtful now"),
+    Metric::gauge(
+        BEACON_OLDEST,
+        Unit::Seconds,
+        &[],
+        "When the feed that waits longest heard its last beacon, or was opened; now without feeds",
+    ),
+    Metric::counter(CONNECTION_EVENTS, &["event"], "What the client said of its connection"),
+];
+
+/// Counts one with a reason; not for the hot path, it looks the series up.
+pub(crate) fn count(name: &'static str, label: &'static str, value: &'static str) {
+    metrics::counter!(name, label => value).increment(1);
+}
+
+/// Handles of what a feed records at the rate of events.
+pub(crate) struct FeedMetrics {
+    pub(crate) events: Counter,
+    pub(crate) beacons: Counter,
+    pub(crate) snapshot_seconds: Histogram,
+    pub(crate) doubt_seconds: Histogram,
+}
+
+impl FeedMetrics {
+    pub(crate) fn new() -> Self {
+        FeedMetrics {
+            events: metrics::counter!(EVENTS_RECEIVED),
+            beacons: metrics::counter!(BEACONS_RECEIVED),
+            snapshot_seconds: metrics::histogram!(SNAPSHOT_SECONDS),
+            doubt_seconds: metrics::histogram!(DOUBT_SECONDS),
+        }
+    }
+}
+
+/// Handles of what a publisher records at the rate of events.
+pub(crate) struct PublisherMetrics {
+    pub(crate) events: Counter,
+    pub(crate) beacons: Counter,
+    pub(crate) answered: Counter,
+    pub(crate) wait_seconds: Histogram,
+}
+
+impl PublisherMetrics {
+    pub(crate) fn new() -> Self {
+        PublisherMetrics {
+            events: metrics::counter!(EVENTS_PUBLISHED),
+            beacons: metrics::counter!(BEACONS_PUBLISHED),
+            answered: metrics::counter!(SNAPSHOTS_ANSWERED),
+            wait_seconds: metrics::histogram!(PUBLISH_WAIT_SECONDS),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::collections::BTreeSet;
+
+    #[test]
+    fn names_follow_the_rules_and_are_unique() {
+        let names: BTreeSet<_> = METRICS.iter().map(|m| m.name).collect();
+        assert_eq!(names.len(), METRICS.len());
+        for metric in METRICS {
+            assert!(metric.name.starts_with("lockstep_bus_"), "{}", metric.name);
+            let counter = metric.kind == MetricKind::Counter;
+            assert_eq!(counter, metric.name.ends_with("_total"), "{}", metric.name);
+            let histogram = metric.kind == MetricKind::Histogram;
+            assert_eq!(histogram, !metric.buckets.is_empty(), "{}", metric.name);
+            assert!(metric.buckets.is_sorted(), "{}", metric.name);
+        }
+    }
+}
