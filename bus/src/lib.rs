@@ -26,6 +26,9 @@ pub mod metrics;
 pub mod publisher;
 pub mod snapshot;
 
+#[cfg(test)]
+mod testing;
+
 pub use client::{BusAuth, ClientSettings, connect};
 pub use error::BusError;
 pub use feed::{

@@ -307,3 +307,9 @@ fn epoch_of(message: &async_nats::Message) -> Option<Epoch> {
         Subject::Snapshot(_) => None,
     }
 }
+
+/// The pure core, for the properties of the feed.
+#[cfg(test)]
+pub(crate) mod testing {
+    pub(crate) use super::core::{Outgoing, PublisherCore};
+}
