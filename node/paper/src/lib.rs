@@ -1,1 +1,28 @@
-//! Placeholder.
+//! The paper broker: a process of its own with a socket and a ledger.
+//!
+//! Decides what a broker decides: whether an order is carried out, at which price, and what the
+//! account holds afterwards. Everybody who trades reaches it over its socket, so that what a node
+//! believes and what really happened can differ, as they do outside.
+//!
+//! - `engine` is the broker without a network: state, request and time in, effects out.
+//! - `server` is the socket around it; `ledger` what it remembers; `faults` how it misbehaves.
+//! - `client` is the node's end, `driver` the end of tests and demos.
+//!
+//! `README.md` beside this crate is the protocol, and what is not modelled.
+
+pub mod client;
+pub mod clock;
+pub mod driver;
+pub mod error;
+pub mod faults;
+pub mod ledger;
+mod lines;
+pub mod protocol;
+mod socket;
+mod wire;
+
+pub use client::{Ident, NotSent, OrderOutcome, PaperClient, PaperSession, PendingAnswer};
+pub use client::{SendMeta, SessionPush};
+pub use driver::PaperDriver;
+pub use error::PaperError;
+pub use ledger::{Ledger, Violation};

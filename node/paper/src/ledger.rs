@@ -1,0 +1,356 @@
+//! The ledger: what arrived at the broker, in which order, and what became of it.
+//!
+//! It is the oracle of the tests: the promises S1 (one sender), S2 (no send after the own
+//! deadline) and S4 (no duplicate open) are judged from it, never from a node's opinion.
+//!
+//! Inputs: facts of the engine, one at a time, in arrival order. Outputs: rows, findings.
+//!
+//! Invariants:
+//! 1. Row numbers start at 0 and have no holes; arrival times never go back.
+//! 2. A request's row comes before the rows of the trades it changed.
+//! 3. Magic and comment of a trade are those that were *sent*, whatever the broker shows later.
+//!
+//! Not covered: the bound on memory. Every row stays in memory while the broker runs
+//! (about 1 kB each), because a test tool that forgets cannot be asked.
+
+use crate::clock::Now;
+use crate::protocol::{Instruction, LoginKind, OrderMeta, OrderReply};
+use schemas::{AccountId, FollowerTicket, Lots, Micros, NodeId, Price, Side, Symbol, Token};
+use serde::{Deserialize, Serialize};
+use std::collections::BTreeMap;
+use std::path::Path;
+
+/// One row.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct LedgerRow {
+    /// Its number.
+    pub row: u64,
+    /// Arrival: microseconds since the broker started, monotonic.
+    pub at_mono_us: u64,
+    /// Arrival by the wall clock.
+    pub at_us: Micros,
+    /// What happened.
+    pub fact: Fact,
+}
+
+/// What a row tells.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Fact {
+    /// Somebody logged in.
+    Login(LoginFact),
+    /// A mutating request arrived and was decided.
+    Request(RequestFact),
+    /// A trade or pending order changed.
+    Trade(TradeFact),
+}
+
+/// A login.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct LoginFact {
+    /// Connection, counted from 1.
+    pub connection: u64,
+    /// The account, if one was named.
+    pub account: Option<AccountId>,
+    /// Who.
+    pub node: NodeId,
+    /// As what.
+    pub kind: LoginKind,
+    /// The lease token it stated.
+    pub token: Option<Token>,
+}
+
+/// A mutating request.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct RequestFact {
+    /// Connection, counted from 1.
+    pub connection: u64,
+    /// The account it was for.
+    pub account: AccountId,
+    /// What the node stated; absent for a trade by hand.
+    pub meta: Option<OrderMeta>,
+    /// What was asked.
+    pub instruction: Instruction,
+    /// What the broker decided, with the tickets.
+    pub reply: OrderReply,
+}
+
+/// What happened to a trade or pending order.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum TradeEventKind {
+    /// A trade was opened at the market.
+    Opened,
+    /// Its stops were changed.
+    Modified,
+    /// A part was closed; in MT4 style the rest has `new_ticket`.
+    Reduced,
+    /// It ended.
+    Closed,
+    /// A pending order was placed.
+    PendingPlaced,
+    /// A pending order was changed.
+    PendingModified,
+    /// A pending order was deleted.
+    PendingCancelled,
+    /// A pending order became a trade.
+    PendingFilled,
+}
+
+/// What caused a change of a trade.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Cause {
+    /// An order of a node.
+    Order,
+    /// A person (the driver).
+    Manual,
+    /// The stop loss.
+    StopLoss,
+    /// The take profit.
+    TakeProfit,
+    /// The price reached a pending order.
+    Trigger,
+}
+
+/// A change of a trade or pending order.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct TradeFact {
+    /// The account.
+    pub account: AccountId,
+    /// What happened.
+    pub event: TradeEventKind,
+    /// Why.
+    pub cause: Cause,
+    /// Its number before the event.
+    pub ticket: FollowerTicket,
+    /// The number it was opened or placed under, kept through renumbering.
+    pub first_ticket: FollowerTicket,
+    /// Its number after the event, where it changed.
+    pub new_ticket: Option<FollowerTicket>,
+    /// Symbol as the account sees it.
+    pub symbol: Symbol,
+    /// Direction.
+    pub side: Side,
+    /// Volume opened, placed or closed by this event.
+    pub lots: Lots,
+    /// Volume that stays open after it; absent when nothing does.
+    pub lots_left: Option<Lots>,
+    /// Price of the fill or the close, or at which a pending order waits.
+    pub price: Option<Price>,
+    /// Stop loss after it.
+    pub stop_loss: Option<Price>,
+    /// Take profit after it.
+    pub take_profit: Option<Price>,
+    /// Magic as sent.
+    pub magic: i64,
+    /// Comment as sent.
+    pub comment: String,
+}
+
+/// A broken promise.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Violation {
+    /// S1: a request carried a lower token than an earlier one for the account.
+    TokenDecreased {
+        /// Row of the late request.
+        row: u64,
+        /// The account.
+        account: AccountId,
+        /// Who sent it.
+        node: NodeId,
+        /// Its token.
+        token: Token,
+        /// The highest token before it.
+        highest: Token,
+    },
+    /// S2: a request was sent after the sender's own deadline.
+    SentAfterDeadline {
+        /// Row of the request.
+        row: u64,
+        /// The account.
+        account: AccountId,
+        /// Who sent it.
+        node: NodeId,
+        /// What was left, below zero.
+        deadline_margin_us: i64,
+    },
+    /// S4: a second trade or waiting order was made for one tag.
+    DuplicateOpen {
+        /// Row of the trade that made it one too many.
+        row: u64,
+        /// The account.
+        account: AccountId,
+        /// Magic as sent.
+        magic: i64,
+        /// Comment as sent.
+        comment: String,
+        /// First tickets of everything made for this tag so far.
+        tickets: Vec<FollowerTicket>,
+    },
+}
+
+/// Rows in arrival order.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Ledger {
+    rows: Vec<LedgerRow>,
+}
+
+impl Ledger {
+    /// A ledger of rows that were read elsewhere.
+    pub fn from_rows(rows: Vec<LedgerRow>) -> Self {
+        Self { rows }
+    }
+
+    /// All rows.
+    pub fn rows(&self) -> &[LedgerRow] {
+        &self.rows
+    }
+
+    pub(crate) fn append(&mut self, now: Now, fact: Fact) -> &LedgerRow {
+        let row = self.rows.len() as u64;
+        self.rows.push(LedgerRow { row, at_mono_us: now.mono_us, at_us: now.wall, fact });
+        self.rows.last().expect("a row was just added")
+    }
+
+    /// The requests of nodes, with what they stated.
+    pub fn orders(&self) -> impl Iterator<Item = (&LedgerRow, &RequestFact, &OrderMeta)> {
+        self.rows.iter().filter_map(|row| match &row.fact {
+            Fact::Request(request) => request.meta.as_ref().map(|meta| (row, request, meta)),
+            Fact::Login(_) | Fact::Trade(_) => None,
+        })
+    }
+
+    /// The changes of trades.
+    pub fn trades(&self) -> impl Iterator<Item = (&LedgerRow, &TradeFact)> {
+        self.rows.iter().filter_map(|row| match &row.fact {
+            Fact::Trade(trade) => Some((row, trade)),
+            Fact::Login(_) | Fact::Request(_) => None,
+        })
+    }
+
+    /// The smallest stated margin, in microseconds; absent without orders.
+    pub fn deadline_margin_min_us(&self) -> Option<i64> {
+        self.orders().map(|(_, _, meta)| meta.deadline_margin_us).min()
+    }
+
+    /// Every broken promise of S1, S2 and S4, in row order.
+    pub fn violations(&self) -> Vec<Violation> {
+        let mut found = Vec::new();
+        let mut highest: BTreeMap<AccountId, Token> = BTreeMap::new();
+        let mut made = BTreeMap::new();
+        for row in &self.rows {
+            match &row.fact {
+                Fact::Login(_) => {}
+                Fact::Request(request) => judge_request(row.row, request, &mut highest, &mut found),
+                Fact::Trade(trade) => judge_trade(row.row, trade, &mut made, &mut found),
+            }
+        }
+        found
+    }
+
+    /// Reads the file that a broker has written. A last line without its end is left out: the
+    /// broker was killed while it wrote, and had not answered the request yet.
+    pub fn read_file(path: &Path) -> Result<Ledger, LedgerFileError> {
+        let text = std::fs::read_to_string(path).map_err(LedgerFileError::Read)?;
+        let whole = text.rfind('\n').map_or("", |end| &text[..end]);
+        let mut rows: Vec<LedgerRow> = Vec::new();
+        for (index, line) in whole.lines().enumerate() {
+            let row: LedgerRow = serde_json::from_str(line)
+                .map_err(|source| LedgerFileError::Row { line: index + 1, source })?;
+            if row.row != rows.len() as u64 {
+                let (expected, got) = (rows.len() as u64, row.row);
+                return Err(LedgerFileError::Hole { line: index + 1, expected, got });
+            }
+            rows.push(row);
+        }
+        Ok(Ledger { rows })
+    }
+}
+
+/// Why a ledger file cannot be used as evidence.
+#[derive(Debug, thiserror::Error)]
+pub enum LedgerFileError {
+    /// The file cannot be read.
+    #[error("ledger file cannot be read")]
+    Read(#[source] std::io::Error),
+    /// A line is not a row.
+    #[error("ledger file line {line} is not a row")]
+    Row {
+        /// Which line, from 1.
+        line: usize,
+        /// What is wrong with it.
+        #[source]
+        source: serde_json::Error,
+    },
+    /// A row is missing or doubled.
+    #[error("ledger file line {line}: row must be {expected}, got {got}")]
+    Hole {
+        /// Which line, from 1.
+        line: usize,
+        /// The row number that should be here.
+        expected: u64,
+        /// The row number that is.
+        got: u64,
+    },
+}
+
+fn judge_request(
+    row: u64,
+    request: &RequestFact,
+    highest: &mut BTreeMap<AccountId, Token>,
+    found: &mut Vec<Violation>,
+) {
+    let Some(meta) = &request.meta else { return };
+    let account = request.account;
+    let seen = highest.entry(account).or_insert(meta.token);
+    if meta.token < *seen {
+        found.push(Violation::TokenDecreased {
+            row,
+            account,
+            node: meta.node.clone(),
+            token: meta.token,
+            highest: *seen,
+        });
+    }
+    *seen = (*seen).max(meta.token);
+    if meta.deadline_margin_us < 0 {
+        found.push(Violation::SentAfterDeadline {
+            row,
+            account,
+            node: meta.node.clone(),
+            deadline_margin_us: meta.deadline_margin_us,
+        });
+    }
+}
+
+/// A trade counts from its opening, a pending order from its placing; only the deletion of an
+/// order that never became a trade takes it back. Trades by hand have no tag and do not count.
+fn judge_trade<'a>(
+    row: u64,
+    trade: &'a TradeFact,
+    made: &mut BTreeMap<(AccountId, i64, &'a str), Vec<FollowerTicket>>,
+    found: &mut Vec<Violation>,
+) {
+    let is_made = matches!(trade.event, TradeEventKind::Opened | TradeEventKind::PendingPlaced);
+    let is_taken_back = trade.event == TradeEventKind::PendingCancelled;
+    if trade.magic == 0 || !(is_made || is_taken_back) {
+        return;
+    }
+    let tickets = made.entry((trade.account, trade.magic, trade.comment.as_str())).or_default();
+    if is_taken_back {
+        tickets.retain(|ticket| *ticket != trade.first_ticket);
+        return;
+    }
+    tickets.push(trade.first_ticket);
+    if tickets.len() > 1 {
+        found.push(Violation::DuplicateOpen {
+            row,
+            account: trade.account,
+            magic: trade.magic,
+            comment: trade.comment.clone(),
+            tickets: tickets.clone(),
+        });
+    }
+}
