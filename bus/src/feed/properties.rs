@@ -304,7 +304,7 @@ impl World {
 }
 
 proptest! {
-    #![proptest_config(ProptestConfig::with_cases(256))]
+    #![proptest_config(ProptestConfig::with_cases(128))]
 
     #[test]
     fn a_follower_can_rely_on_every_message_and_ends_at_the_masters_state(
