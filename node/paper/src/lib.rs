@@ -12,7 +12,9 @@
 
 pub mod client;
 pub mod clock;
+mod desk;
 pub mod driver;
+pub mod engine;
 pub mod error;
 pub mod faults;
 pub mod ledger;
