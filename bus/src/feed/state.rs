@@ -239,10 +239,10 @@ impl FeedState {
         }
         let newer_epoch = Some(beacon.epoch) > self.detector.highest_epoch();
         match self.detector.observe_beacon(beacon.epoch, beacon.seq, beacon.at) {
-            Verdict::OldEpoch => return vec![FeedOutput::CountDropped("old_epoch_beacon")],
+            Verdict::OldEpoch => vec![FeedOutput::CountDropped("old_epoch_beacon")],
             // A late beacon from before is no sign of life: a publisher that counts low for ever
             // with a clock that is behind ends as silent, and is asked.
-            Verdict::Duplicate => return vec![FeedOutput::CountDropped("late_beacon")],
+            Verdict::Duplicate => vec![FeedOutput::CountDropped("late_beacon")],
             verdict => self.follow_beacon(beacon, verdict, newer_epoch, now),
         }
     }

@@ -6,7 +6,7 @@ use crate::clock::wall_now;
 use crate::error::BusError;
 use crate::metrics::{self as names, FeedMetrics, count};
 use crate::snapshot;
-use async_nats::{Client, Message, Subscriber};
+use async_nats::{Client, Message, Statistics, Subscriber};
 use futures_util::StreamExt;
 use parking_lot::Mutex;
 use schemas::{AccountId, Epoch, MasterSnapshot, codec, subject};
@@ -99,9 +99,11 @@ impl Feed {
         });
         let core = FeedState::new(master, settings, fastrand::u64(..), Duration::ZERO);
         let (reply_tx, reply_rx) = mpsc::channel(REPLIES_MAX);
-        let connects = client.statistics().connects.load(Ordering::Relaxed);
+        let statistics = client.statistics();
+        let connects = statistics.connects.load(Ordering::Relaxed);
         let task = FeedTask {
             client,
+            statistics,
             master,
             core,
             start: now,
@@ -173,6 +175,7 @@ struct Receiver {
 
 struct FeedTask {
     client: Client,
+    statistics: Arc<Statistics>,
     master: AccountId,
     core: FeedState,
     start: Instant,
@@ -192,11 +195,13 @@ impl FeedTask {
             match self.client.subscribe(subject::master_all(self.master)).await {
                 Ok(mut messages) => self.follow(&mut messages, &mut replies).await,
                 Err(error) => {
-                    tracing::warn!(master = %self.master, %error, "cannot subscribe to the master");
+                    // Only a closed client refuses; the followers see their streams end.
+                    tracing::error!(master = %self.master, %error, "feed ends, the bus is closed");
+                    return;
                 }
             }
             tokio::time::sleep(RESUBSCRIBE_DELAY).await;
-            // Only a closed client ends a subscription; what was missed is found like a reconnect.
+            // What was missed without a subscription is like what a reconnect loses.
             let outputs = self.core.observe_reconnect(self.now());
             self.act(outputs);
         }
@@ -261,7 +266,7 @@ impl FeedTask {
     }
 
     fn check_connection(&mut self) {
-        let connects = self.client.statistics().connects.load(Ordering::Relaxed);
+        let connects = self.statistics.connects.load(Ordering::Relaxed);
         if connects != self.connects {
             let first = self.connects == 0;
             self.connects = connects;

@@ -130,7 +130,7 @@ impl PublisherTask {
             }
         }
         let client = self.voice.client.clone();
-        let heard = client.subscribe(self.beacon_subject.clone()).await;
+        let heard = client.subscribe(subject::master_all(self.account)).await;
         let asked = client.subscribe(subject::snapshot(self.account)).await;
         match (heard, asked) {
             (Ok(heard), Ok(asked)) => self.speak(heard, asked, looks).await,
@@ -184,12 +184,23 @@ impl PublisherTask {
         self.status.send_replace(PublisherStatus::Stopped);
     }
 
+    /// Whatever is said under the account's subjects, our own echo included. Events count as
+    /// well: followers that heard one of a higher epoch are deaf to us until we are above it.
     fn hear(&mut self, message: &Message) {
-        match codec::decode_beacon(&message.payload) {
-            Ok(beacon) if beacon.account == self.account => {
-                self.shared.core.lock().hear(beacon.epoch, beacon.seq);
+        let heard = match subject::parse(&message.subject) {
+            Some(subject::Subject::Event(_)) => codec::decode_event(&message.payload)
+                .map(|event| (event.account, event.epoch, event.seq))
+                .ok(),
+            Some(subject::Subject::Beacon(_)) => codec::decode_beacon(&message.payload)
+                .map(|beacon| (beacon.account, beacon.epoch, beacon.seq))
+                .ok(),
+            Some(subject::Subject::Snapshot(_)) | None => return,
+        };
+        match heard {
+            Some((account, epoch, seq)) if account == self.account => {
+                self.shared.core.lock().hear(epoch, seq);
             }
-            Ok(_) | Err(_) => count(names::DROPPED, "reason", "undecodable"),
+            Some(_) | None => count(names::DROPPED, "reason", "undecodable"),
         }
     }
 
