@@ -12,14 +12,19 @@
 
 pub mod client;
 pub mod clock;
+mod core;
 mod desk;
 pub mod driver;
 pub mod engine;
+#[cfg(test)]
+mod engine_tests;
 pub mod error;
 pub mod faults;
 pub mod ledger;
+mod ledger_file;
 mod lines;
 pub mod protocol;
+pub mod server;
 mod socket;
 mod wire;
 
@@ -28,3 +33,4 @@ pub use client::{SendMeta, SessionPush};
 pub use driver::PaperDriver;
 pub use error::PaperError;
 pub use ledger::{Ledger, Violation};
+pub use server::{PaperConfig, PaperServer};
