@@ -247,4 +247,12 @@ mod tests {
             assert!(metric.buckets.is_sorted(), "{}", metric.name);
         }
     }
+
+    #[test]
+    fn the_readme_names_every_metric_and_no_other() {
+        let readme = include_str!("../README.md");
+        let named: BTreeSet<&str> =
+            readme.split('`').filter(|word| word.starts_with("lockstep_bus_")).collect();
+        assert_eq!(named, METRICS.iter().map(|m| m.name).collect());
+    }
 }
