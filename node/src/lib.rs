@@ -1,1 +1,2 @@
-//! Placeholder.
+//! The library of the `lockstep` process.
+pub mod history;
