@@ -104,17 +104,18 @@ impl PaperServer {
         let mut stopped = self.shared.stop.subscribe();
         tokio::pin!(shutdown);
         loop {
-            tokio::select! {
+            let accepted = tokio::select! {
                 biased;
                 () = &mut shutdown => break,
-                _ = stopped.wait_for(|stop| *stop) => break,
-                accepted = self.listener.accept() => match accepted {
-                    Ok((stream, from)) => self.welcome(stream, from),
-                    Err(error) => {
-                        tracing::warn!(%error, "a connection could not be accepted");
-                        tokio::time::sleep(ACCEPT_RETRY).await;
-                    }
-                },
+                () = until_stopped(&mut stopped) => break,
+                accepted = self.listener.accept() => accepted,
+            };
+            match accepted {
+                Ok((stream, from)) => self.welcome(stream, from),
+                Err(error) => {
+                    tracing::warn!(%error, "a connection could not be accepted");
+                    tokio::time::sleep(ACCEPT_RETRY).await;
+                }
             }
         }
         self.shared.stop.send_replace(true);
@@ -141,6 +142,11 @@ impl PaperServer {
     }
 }
 
+/// A sender that is gone means the same as a stop.
+async fn until_stopped(stopped: &mut watch::Receiver<bool>) {
+    let _ = stopped.wait_for(|stop| *stop).await;
+}
+
 async fn read_loop(
     shared: Arc<Shared>,
     stream: Arc<TcpStream>,
@@ -152,7 +158,7 @@ async fn read_loop(
     loop {
         tokio::select! {
             biased;
-            _ = stopped.wait_for(|stop| *stop) => break,
+            () = until_stopped(&mut stopped) => break,
             ready = stream.readable() => if ready.is_err() { break },
         }
         match stream.try_read_buf(lines.space()) {
@@ -246,7 +252,7 @@ async fn write_loop(
     tokio::select! {
         biased;
         () = kick.notified() => {}
-        _ = stopped.wait_for(|stop| *stop) => {}
+        () = until_stopped(&mut stopped) => {}
         written = writing => match written {
             Ok(()) => return,
             Err(error) => tracing::debug!(%error, "a connection does not take what is written"),
