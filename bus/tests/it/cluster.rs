@@ -109,17 +109,17 @@ async fn a_frozen_server_is_left_in_time_and_what_it_delivers_late_is_dropped() 
     follower.until_equal(Duration::from_secs(12), &master).await;
     let settled = (follower.position, follower.snapshots.len());
     cluster.server(0).thaw().unwrap();
-    // The old events do arrive, or this test shows nothing.
+    // Old events do arrive, or this test shows nothing. Not all: the echo of the first to the
+    // connection that is gone makes the server drop the rest.
     let late = async {
         loop {
             let message = overheard.next().await.unwrap();
-            let event = codec::decode_event(&message.payload);
-            if event.is_ok_and(|e| e.epoch == old_epoch && e.seq.get() == 200) {
+            if codec::decode_event(&message.payload).is_ok_and(|e| e.epoch == old_epoch) {
                 return;
             }
         }
     };
-    tokio::time::timeout(SOON, late).await.expect("the last old event is delivered late");
+    tokio::time::timeout(SOON, late).await.expect("an old event is delivered late");
     // An event of the new epoch is the successor of the state before the late ones.
     master.open(300);
     follower.until_equal(SOON, &master).await;
