@@ -104,6 +104,10 @@ pub enum OrderOutcome {
 /// What a session hears, in the broker's order. The stream ends when the session is over
 /// (`PaperSession::lost_reason` says why).
 #[derive(Debug, Clone, PartialEq, Eq)]
+#[allow(
+    clippy::large_enum_variant,
+    reason = "nearly all of them are changes, and each is moved once"
+)]
 pub enum SessionPush {
     /// The first complete state. Comes once, before any change.
     Synced(AccountSnapshot),

@@ -354,3 +354,88 @@ fn judge_trade<'a>(
         });
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn ledger(events: &[(TradeEventKind, u64, i64, &str)]) -> Ledger {
+        let mut ledger = Ledger::default();
+        for (event, ticket, magic, comment) in events {
+            let ticket = FollowerTicket::new(*ticket).unwrap();
+            let fact = TradeFact {
+                account: AccountId::new(1).unwrap(),
+                event: *event,
+                cause: Cause::Order,
+                ticket,
+                first_ticket: ticket,
+                new_ticket: None,
+                symbol: "EURUSD".parse().unwrap(),
+                side: Side::Buy,
+                lots: "1".parse().unwrap(),
+                lots_left: None,
+                price: None,
+                stop_loss: None,
+                take_profit: None,
+                magic: *magic,
+                comment: (*comment).to_owned(),
+            };
+            ledger.append(Now { mono_us: 1, wall: Micros(1) }, Fact::Trade(fact));
+        }
+        ledger
+    }
+
+    fn rows_found(events: &[(TradeEventKind, u64, i64, &str)]) -> Vec<u64> {
+        let row = |violation| match violation {
+            Violation::DuplicateOpen { row, .. } => row,
+            other => panic!("{other:?}"),
+        };
+        ledger(events).violations().into_iter().map(row).collect()
+    }
+
+    #[test]
+    fn a_second_opening_for_a_tag_is_a_duplicate_even_after_the_first_was_closed() {
+        use TradeEventKind::{Closed, Opened};
+        assert_eq!(
+            rows_found(&[(Opened, 1, 7, "a"), (Closed, 1, 7, "a"), (Opened, 2, 7, "a")]),
+            [2]
+        );
+        assert!(
+            rows_found(&[(Opened, 1, 7, "a"), (Opened, 2, 7, "b"), (Opened, 3, 8, "a")]).is_empty()
+        );
+        assert!(rows_found(&[(Opened, 1, 0, "a"), (Opened, 2, 0, "a")]).is_empty(), "by hand");
+    }
+
+    #[test]
+    fn a_pending_order_counts_once_and_not_at_all_if_it_was_deleted() {
+        use TradeEventKind::{Opened, PendingCancelled, PendingFilled, PendingPlaced};
+        let (placed, filled) = ((PendingPlaced, 1, 7, "a"), (PendingFilled, 1, 7, "a"));
+        assert!(rows_found(&[placed, filled]).is_empty());
+        assert!(
+            rows_found(&[placed, (PendingCancelled, 1, 7, "a"), (Opened, 2, 7, "a")]).is_empty()
+        );
+        assert_eq!(rows_found(&[placed, (Opened, 2, 7, "a")]), [1]);
+        assert_eq!(rows_found(&[placed, filled, (PendingPlaced, 3, 7, "a")]), [2]);
+    }
+
+    #[test]
+    fn a_file_with_a_missing_row_is_no_evidence() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("ledger.jsonl");
+        let whole = ledger(&[
+            (TradeEventKind::Opened, 1, 7, "a"),
+            (TradeEventKind::Opened, 2, 7, "b"),
+            (TradeEventKind::Opened, 3, 7, "c"),
+        ]);
+        let lines: Vec<String> =
+            whole.rows().iter().map(|row| serde_json::to_string(row).unwrap() + "\n").collect();
+        std::fs::write(&path, lines.concat()).unwrap();
+        assert_eq!(Ledger::read_file(&path).unwrap(), whole);
+        std::fs::write(&path, lines[0].clone() + &lines[2]).unwrap();
+        let error = Ledger::read_file(&path).unwrap_err();
+        assert!(matches!(error, LedgerFileError::Hole { line: 2, expected: 1, got: 2 }));
+        std::fs::write(&path, lines[0].clone() + "{}\n").unwrap();
+        let error = Ledger::read_file(&path).unwrap_err();
+        assert!(matches!(error, LedgerFileError::Row { line: 2, .. }));
+    }
+}

@@ -511,6 +511,10 @@ pub enum AccountChange {
 /// What the broker says unasked.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
+#[allow(
+    clippy::large_enum_variant,
+    reason = "nearly all of them are changes, and each is moved once"
+)]
 pub enum Push {
     /// A part of what the account holds, after a login. Not complete before `synced`.
     List {

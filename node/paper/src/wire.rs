@@ -144,11 +144,11 @@ fn decode_value<T: DeserializeOwned>(value: &Value, prefix: &str) -> Result<T, F
             push_key(&mut path, name);
             return FieldError::new(path, "", "is missing");
         }
-        if let Some(name) = quoted_after(&text, "unknown field `") {
-            if path.rsplit('.').next() != Some(name) {
-                at = at.and_then(|v| v.get(name));
-                push_key(&mut path, name);
-            }
+        if let Some(name) = quoted_after(&text, "unknown field `")
+            && path.rsplit('.').next() != Some(name)
+        {
+            at = at.and_then(|v| v.get(name));
+            push_key(&mut path, name);
         }
         FieldError::new(path, at.map(Value::to_string).unwrap_or_default(), text)
     })

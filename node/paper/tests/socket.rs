@@ -627,3 +627,69 @@ async fn delayed_answers_still_come_after_the_client_has_closed_its_sending_side
     };
     assert_eq!(answer["ok"]["done"]["price"], "1.1001");
 }
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_full_socket_refuses_orders_and_an_abort_throws_away_what_the_kernel_holds() {
+    let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let addr = listener.local_addr().unwrap().to_string();
+    let client = PaperClient::connect(&addr, ident("n1")).await.unwrap();
+    let mut raw = Raw { stream: BufReader::new(listener.accept().await.unwrap().0) };
+    let opening = tokio::spawn(async move {
+        let opened = client.open_account(account(1), Token::new(1).unwrap()).await.unwrap();
+        (client, opened)
+    });
+    let id = raw.hear().await["id"].take();
+    raw.say(&json!({"id": id, "ok": {}}).to_string()).await;
+    let (client, (session, _pushes)) = soon("the login", opening).await.unwrap();
+
+    // The other end does not read: the kernel's buffers fill, then orders are refused.
+    let order = open(&"x".repeat(200));
+    let mut in_flight = Vec::new();
+    let refusal = loop {
+        match session.submit(&order, meta(1, 1)) {
+            Ok(answer) => in_flight.push(answer),
+            Err(refusal) => break refusal,
+        }
+    };
+    assert_eq!(refusal, NotSent::Busy);
+    client.abort();
+    let mut arrived = 0;
+    let end = loop {
+        let mut line = String::new();
+        match soon("the reset", raw.stream.read_line(&mut line)).await {
+            Ok(0) => panic!("closed in order, so the kernel delivered everything"),
+            Ok(_) => arrived += 1,
+            Err(error) => break error,
+        }
+    };
+    assert_eq!(end.kind(), std::io::ErrorKind::ConnectionReset);
+    assert!(arrived < in_flight.len(), "{arrived} of {}", in_flight.len());
+    for answer in in_flight {
+        let outcome = soon("the end of the order", answer).await;
+        assert!(matches!(outcome, OrderOutcome::Unknown(_)), "{outcome:?}");
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn every_line_of_the_readme_is_understood() {
+    let server = PaperServer::bind(config(None, 0)).await.unwrap();
+    let stream = TcpStream::connect(server.local_addr()).await.unwrap();
+    tokio::spawn(server.serve(std::future::pending()));
+    let mut raw = Raw { stream: BufReader::new(stream) };
+    let lines = include_str!("../README.md").lines().filter_map(|line| line.strip_prefix("> "));
+    let mut answers = Vec::new();
+    for line in lines {
+        raw.say(line).await;
+        answers.push(loop {
+            let heard = raw.hear().await;
+            if heard["push"].is_null() {
+                assert!(heard["error"].is_null(), "{line}: {heard}");
+                break heard["ok"].clone();
+            }
+        });
+    }
+    assert_eq!(answers.len(), 12);
+    assert_eq!(answers[7]["done"]["remainder"], 1_000_003);
+    assert_eq!(answers[8]["positions"].as_array().unwrap().len(), 2);
+    assert_eq!(answers[9]["trades"][0]["comment"], "to #1000003");
+}
