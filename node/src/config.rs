@@ -1,0 +1,661 @@
+//! What a node was told, checked as a whole.
+//!
+//! Decides: whether a node may start with these settings, and what they come to.
+//! In: variables `LOCKSTEP_*` from a source of text ([`Vars`]). Out: [`NodeConfig`], or every
+//! fault at once ([`ConfigError`]).
+//!
+//! Invariants:
+//! 1. A duration has a unit in its text (`60s`, `250ms`, `1m`); a bare number is a fault, because
+//!    nobody can tell seconds from milliseconds (H78).
+//! 2. An unknown `LOCKSTEP_*` variable is a fault: `LOCKSTEP_FENSE=15s` must not mean the default
+//!    (S17).
+//! 3. Timing that can neither be safe nor live is a fault; the message shows both sides (H25).
+//! 4. No secret is ever printed: [`NodeConfig::effective`] and `Debug` hide passwords.
+//!
+//! Not covered: whether the servers that the addresses name exist.
+
+use crate::lease::LeaseTiming;
+use schemas::NodeId;
+use std::collections::BTreeMap;
+use std::fmt;
+use std::net::SocketAddr;
+use std::time::Duration;
+
+/// Every variable of this program begins with this.
+pub const PREFIX: &str = "LOCKSTEP_";
+
+/// A failed cycle is not tried again sooner than this (H25): a failing database is not helped by
+/// a hot loop.
+pub const RETRY_MIN: Duration = Duration::from_millis(500);
+
+/// What the fence must hold beside a broker call and the send reserve (H25).
+pub const FENCE_SLACK: Duration = Duration::from_secs(1);
+
+/// One setting, for the start-up check and for people.
+#[derive(Debug, Clone, Copy)]
+pub struct Setting {
+    /// Variable name.
+    pub name: &'static str,
+    /// What is taken when the variable is absent; `None` where a value must be given.
+    pub default: Option<&'static str>,
+    /// What it means, with its unit, and why the default is what it is.
+    pub meaning: &'static str,
+}
+
+const fn setting(
+    name: &'static str,
+    default: Option<&'static str>,
+    meaning: &'static str,
+) -> Setting {
+    Setting { name, default, meaning }
+}
+
+const DATABASE_URL: &str = "LOCKSTEP_DATABASE_URL";
+const NATS_URLS: &str = "LOCKSTEP_NATS_URLS";
+const NODE_NAME: &str = "LOCKSTEP_NODE_NAME";
+const PLATFORMS: &str = "LOCKSTEP_PLATFORMS";
+const CAPACITY: &str = "LOCKSTEP_CAPACITY";
+const CLAIM_BATCH: &str = "LOCKSTEP_CLAIM_BATCH";
+const LEASE: &str = "LOCKSTEP_LEASE";
+const CYCLE: &str = "LOCKSTEP_CYCLE";
+const FENCE: &str = "LOCKSTEP_FENCE";
+const RETRY: &str = "LOCKSTEP_RETRY";
+const QUERY_LIMIT: &str = "LOCKSTEP_QUERY_LIMIT";
+const BROKER_CALL_LIMIT: &str = "LOCKSTEP_BROKER_CALL_LIMIT";
+const SEND_RESERVE: &str = "LOCKSTEP_SEND_RESERVE";
+const SETTLE: &str = "LOCKSTEP_SETTLE";
+const AUDITS: &str = "LOCKSTEP_AUDITS";
+const BEACON: &str = "LOCKSTEP_BEACON";
+const STALE: &str = "LOCKSTEP_STALE";
+const WRITE_EVERY: &str = "LOCKSTEP_WRITE_EVERY";
+const WRITE_ROWS_MAX: &str = "LOCKSTEP_WRITE_ROWS_MAX";
+const PARALLEL_ORDERS: &str = "LOCKSTEP_PARALLEL_ORDERS";
+const METRICS_LISTEN: &str = "LOCKSTEP_METRICS_LISTEN";
+const LOG: &str = "LOCKSTEP_LOG";
+
+/// Every setting there is.
+pub const SETTINGS: &[Setting] = &[
+    setting(
+        DATABASE_URL,
+        None,
+        "Postgres that keeps accounts, links, leases and pairs; the server itself, not a pooler",
+    ),
+    setting(
+        NATS_URLS,
+        Some("nats://127.0.0.1:4222"),
+        "NATS servers, separated by commas; the port is the one NATS uses by itself",
+    ),
+    setting(
+        NODE_NAME,
+        Some(""),
+        "name of the node in rows and logs; empty means first platform and host name. A random \
+         part is added at every start, so that two nodes of one name stay two owners",
+    ),
+    setting(
+        PLATFORMS,
+        Some("paper"),
+        "platforms whose accounts this node serves, separated by commas; the paper broker needs \
+         no account anywhere",
+    ),
+    setting(
+        CAPACITY,
+        Some("100"),
+        "accounts this node owns at most; chosen so that three nodes carry two hundred when one fails",
+    ),
+    setting(
+        CLAIM_BATCH,
+        Some("50"),
+        "accounts claimed at most in one cycle; more follow 200 ms later, so that nodes which \
+         start together share what is free",
+    ),
+    setting(LEASE, Some("60s"), "how long an account stays ours without a renewal"),
+    setting(CYCLE, Some("20s"), "from one renewal to the next; two may fail within lease - fence"),
+    setting(
+        FENCE,
+        Some("15s"),
+        "how much earlier than the lease's end we stop; holds a broker call, the send reserve and 1s",
+    ),
+    setting(RETRY, Some("2s"), "pause after a failed renewal; at least 500ms"),
+    setting(QUERY_LIMIT, Some("5s"), "the longest a renewal may take, connecting included"),
+    setting(
+        BROKER_CALL_LIMIT,
+        Some("10s"),
+        "the longest an order call may take; most brokers answer or give up within that",
+    ),
+    setting(
+        SEND_RESERVE,
+        Some("2s"),
+        "what must be left of a permit for an order to be sent; equal to the gap that counts as a freeze",
+    ),
+    setting(
+        SETTLE,
+        Some("10s"),
+        "how long a new owner waits before its first open after the old one vanished; the longest \
+         broker answer",
+    ),
+    setting(
+        AUDITS,
+        Some("5s,30s,120s"),
+        "when after a takeover the book is searched for duplicates, separated by commas, rising",
+    ),
+    setting(BEACON, Some("2s"), "how often a master's session says where it stands"),
+    setting(
+        STALE,
+        Some("6s"),
+        "a master's feed that is silent for so long is in doubt: three beacons lost",
+    ),
+    setting(
+        WRITE_EVERY,
+        Some("100ms"),
+        "how often collected rows are written; a batch is 50 times cheaper than its rows alone",
+    ),
+    setting(
+        WRITE_ROWS_MAX,
+        Some("1000"),
+        "rows in one batch at most; more gain nothing (measured)",
+    ),
+    setting(
+        PARALLEL_ORDERS,
+        Some("16"),
+        "orders of different tickets in flight at once for one follower",
+    ),
+    setting(
+        METRICS_LISTEN,
+        Some("127.0.0.1:9464"),
+        "address for /metrics, /livez and /readyz; local only unless you say otherwise",
+    ),
+    setting(LOG, Some("info"), "which log lines are written, as tracing's env filter reads it"),
+];
+
+/// Where the text of variables comes from: the process, or a map in a test.
+pub trait Vars {
+    /// The text of one variable.
+    fn get(&self, name: &str) -> Option<String>;
+    /// The names of all variables that begin with [`PREFIX`].
+    fn names(&self) -> Vec<String>;
+}
+
+/// The variables of this process. Text that is not UTF-8 is read with replacement characters,
+/// which no setting accepts.
+#[derive(Debug, Clone, Copy, Default)]
+pub struct ProcessVars;
+
+impl Vars for ProcessVars {
+    fn get(&self, name: &str) -> Option<String> {
+        std::env::var_os(name).map(|text| text.to_string_lossy().into_owned())
+    }
+
+    fn names(&self) -> Vec<String> {
+        let names = std::env::vars_os().map(|(name, _)| name.to_string_lossy().into_owned());
+        names.filter(|name| name.starts_with(PREFIX)).collect()
+    }
+}
+
+impl Vars for BTreeMap<String, String> {
+    fn get(&self, name: &str) -> Option<String> {
+        BTreeMap::get(self, name).cloned()
+    }
+
+    fn names(&self) -> Vec<String> {
+        self.keys().filter(|name| name.starts_with(PREFIX)).cloned().collect()
+    }
+}
+
+/// An address that may hold a password: `Debug` and `Display` hide it.
+#[derive(Clone, PartialEq, Eq)]
+pub struct SecretUrl(String);
+
+impl SecretUrl {
+    /// Keeps a text.
+    pub fn new(text: impl Into<String>) -> Self {
+        Self(text.into())
+    }
+
+    /// The whole text, for whoever connects.
+    pub fn expose(&self) -> &str {
+        &self.0
+    }
+}
+
+impl fmt::Display for SecretUrl {
+    /// Scheme, user and place. Everything from a `?` on is left out: parameters may hold secrets.
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Some((scheme, rest)) = self.0.split_once("://") else {
+            return f.write_str("***");
+        };
+        let without_parameters =
+            |place: &str| place.split(['?', '#']).next().unwrap_or_default().to_owned();
+        match rest.rsplit_once('@') {
+            None => write!(f, "{scheme}://{}", without_parameters(rest)),
+            Some((user, place)) => {
+                let place = without_parameters(place);
+                let odd = user.contains(['/', '?', '#', '@']);
+                match user.split_once(':') {
+                    Some((user, _password)) if !odd => write!(f, "{scheme}://{user}:***@{place}"),
+                    // A single word before the @ is a token where NATS reads it.
+                    None if !odd && scheme.starts_with("postgres") => {
+                        write!(f, "{scheme}://{user}@{place}")
+                    }
+                    Some(_) | None => write!(f, "{scheme}://***@{place}"),
+                }
+            }
+        }
+    }
+}
+
+impl fmt::Debug for SecretUrl {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{self}")
+    }
+}
+
+/// Everything that is wrong with the settings; the process ends before its first claim.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[error("{} {}:\n  {}", faults.len(), if faults.len() == 1 { "setting is wrong" } else { "settings are wrong" }, faults.join("\n  "))]
+pub struct ConfigError {
+    /// One line each, with the variable and the value.
+    pub faults: Vec<String>,
+}
+
+/// The settings of one node. [`SETTINGS`] says what each means and why its default is what it is.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct NodeConfig {
+    /// `LOCKSTEP_DATABASE_URL`
+    pub database_url: SecretUrl,
+    /// `LOCKSTEP_NATS_URLS`
+    pub nats_urls: Vec<SecretUrl>,
+    /// `LOCKSTEP_NODE_NAME`, or first platform and host name.
+    pub node_name: String,
+    /// `LOCKSTEP_PLATFORMS`
+    pub platforms: Vec<String>,
+    /// `LOCKSTEP_CAPACITY`
+    pub capacity: u32,
+    /// `LOCKSTEP_CLAIM_BATCH`
+    pub claim_batch: u32,
+    /// `LOCKSTEP_LEASE`
+    pub lease: Duration,
+    /// `LOCKSTEP_CYCLE`
+    pub cycle: Duration,
+    /// `LOCKSTEP_FENCE`
+    pub fence: Duration,
+    /// `LOCKSTEP_RETRY`
+    pub retry: Duration,
+    /// `LOCKSTEP_QUERY_LIMIT`
+    pub query_limit: Duration,
+    /// `LOCKSTEP_BROKER_CALL_LIMIT`
+    pub broker_call_limit: Duration,
+    /// `LOCKSTEP_SEND_RESERVE`
+    pub send_reserve: Duration,
+    /// `LOCKSTEP_SETTLE`
+    pub settle: Duration,
+    /// `LOCKSTEP_AUDITS`, rising.
+    pub audits: Vec<Duration>,
+    /// `LOCKSTEP_BEACON`
+    pub beacon: Duration,
+    /// `LOCKSTEP_STALE`
+    pub stale: Duration,
+    /// `LOCKSTEP_WRITE_EVERY`
+    pub write_every: Duration,
+    /// `LOCKSTEP_WRITE_ROWS_MAX`
+    pub write_rows_max: u32,
+    /// `LOCKSTEP_PARALLEL_ORDERS`
+    pub parallel_orders: u32,
+    /// `LOCKSTEP_METRICS_LISTEN`
+    pub metrics_listen: SocketAddr,
+    /// `LOCKSTEP_LOG`
+    pub log: String,
+}
+
+impl NodeConfig {
+    /// Reads and checks all settings.
+    ///
+    /// Errors: [`ConfigError`] with every fault there is: unknown names, texts that cannot be
+    /// read, values outside their range, and relations that do not hold.
+    pub fn from_vars(vars: &dyn Vars) -> Result<Self, ConfigError> {
+        let mut reader = Reader { vars, faults: unknown_names(vars) };
+        let platforms =
+            reader.words(PLATFORMS, is_platform_word, "2 to 16 of a-z and 0-9, a letter first");
+        let config = Self {
+            database_url: reader.database_url(),
+            nats_urls: reader.nats_urls(),
+            node_name: reader.node_name(&platforms),
+            platforms,
+            capacity: reader.number(CAPACITY, 1, 10_000),
+            claim_batch: reader.number(CLAIM_BATCH, 1, 10_000),
+            lease: reader.duration(LEASE),
+            cycle: reader.duration(CYCLE),
+            fence: reader.duration(FENCE),
+            retry: reader.duration(RETRY),
+            query_limit: reader.duration(QUERY_LIMIT),
+            broker_call_limit: reader.duration(BROKER_CALL_LIMIT),
+            send_reserve: reader.duration(SEND_RESERVE),
+            settle: reader.duration_or_zero(SETTLE),
+            audits: reader.durations(AUDITS),
+            beacon: reader.duration(BEACON),
+            stale: reader.duration(STALE),
+            write_every: reader.duration(WRITE_EVERY),
+            write_rows_max: reader.number(WRITE_ROWS_MAX, 1, 10_000),
+            parallel_orders: reader.number(PARALLEL_ORDERS, 1, 256),
+            metrics_listen: reader.address(METRICS_LISTEN),
+            log: reader.text(LOG),
+        };
+        // A value that could not be read has a stand-in: relations would then blame the wrong one.
+        if reader.faults.is_empty() {
+            reader.faults = config.broken_relations();
+        }
+        if reader.faults.is_empty() {
+            Ok(config)
+        } else {
+            Err(ConfigError { faults: reader.faults })
+        }
+    }
+
+    /// The times the lease works with.
+    pub fn lease_timing(&self) -> LeaseTiming {
+        LeaseTiming {
+            lease: self.lease,
+            fence: self.fence,
+            cycle: self.cycle,
+            retry: self.retry,
+            query_limit: self.query_limit,
+        }
+    }
+
+    /// What the node runs with, as text, secrets hidden; printed at its start.
+    pub fn effective(&self) -> Vec<(&'static str, String)> {
+        let span = |duration: &Duration| format!("{duration:?}");
+        let list = |texts: Vec<String>| texts.join(",");
+        vec![
+            (DATABASE_URL, self.database_url.to_string()),
+            (NATS_URLS, list(self.nats_urls.iter().map(SecretUrl::to_string).collect())),
+            (NODE_NAME, self.node_name.clone()),
+            (PLATFORMS, self.platforms.join(",")),
+            (CAPACITY, self.capacity.to_string()),
+            (CLAIM_BATCH, self.claim_batch.to_string()),
+            (LEASE, span(&self.lease)),
+            (CYCLE, span(&self.cycle)),
+            (FENCE, span(&self.fence)),
+            (RETRY, span(&self.retry)),
+            (QUERY_LIMIT, span(&self.query_limit)),
+            (BROKER_CALL_LIMIT, span(&self.broker_call_limit)),
+            (SEND_RESERVE, span(&self.send_reserve)),
+            (SETTLE, span(&self.settle)),
+            (AUDITS, list(self.audits.iter().map(span).collect())),
+            (BEACON, span(&self.beacon)),
+            (STALE, span(&self.stale)),
+            (WRITE_EVERY, span(&self.write_every)),
+            (WRITE_ROWS_MAX, self.write_rows_max.to_string()),
+            (PARALLEL_ORDERS, self.parallel_orders.to_string()),
+            (METRICS_LISTEN, self.metrics_listen.to_string()),
+            (LOG, self.log.clone()),
+        ]
+    }
+
+    /// H25, and what follows from the meaning of two settings.
+    fn broken_relations(&self) -> Vec<String> {
+        let trusted = self.lease.saturating_sub(self.fence);
+        let mut broken = Vec::new();
+        let mut require = |holds: bool, text: String| {
+            if !holds {
+                broken.push(text);
+            }
+        };
+        require(
+            trusted >= self.cycle * 2 + self.query_limit,
+            format!(
+                "{LEASE} - {FENCE} must be at least 2 x {CYCLE} + {QUERY_LIMIT}, so that one renewal \
+                 may fail: {:?} - {:?} is less than 2 x {:?} + {:?}",
+                self.lease, self.fence, self.cycle, self.query_limit
+            ),
+        );
+        require(
+            self.fence >= self.broker_call_limit + self.send_reserve + FENCE_SLACK,
+            format!(
+                "{FENCE} must be at least {BROKER_CALL_LIMIT} + {SEND_RESERVE} + {FENCE_SLACK:?}, so \
+                 that an order in flight ends before the lease: {:?} is less than {:?} + {:?} + \
+                 {FENCE_SLACK:?}",
+                self.fence, self.broker_call_limit, self.send_reserve
+            ),
+        );
+        require(
+            self.retry >= RETRY_MIN,
+            format!("{RETRY} must be at least {RETRY_MIN:?}, got {:?}", self.retry),
+        );
+        require(
+            self.retry < self.cycle,
+            format!(
+                "{RETRY} must be shorter than {CYCLE}: {:?} is not less than {:?}",
+                self.retry, self.cycle
+            ),
+        );
+        require(
+            self.stale > self.beacon,
+            format!(
+                "{STALE} must be longer than {BEACON}: {:?} is not more than {:?}",
+                self.stale, self.beacon
+            ),
+        );
+        broken
+    }
+}
+
+/// The name a node has if nobody gives it one.
+pub fn default_node_name(platform: &str) -> String {
+    let uname = rustix::system::uname();
+    let host: String = uname
+        .nodename()
+        .to_string_lossy()
+        .chars()
+        .map(|c| if c.is_ascii_alphanumeric() || matches!(c, '.' | '_' | '-') { c } else { '-' })
+        .collect();
+    format!("{platform}-{}", if host.is_empty() { "host" } else { &host })
+}
+
+/// `60s`, `250ms`, `2m`, `1h`: a whole number and a unit.
+pub fn parse_duration(text: &str) -> Result<Duration, String> {
+    let digits_end = text.find(|c: char| !c.is_ascii_digit()).unwrap_or(text.len());
+    let (digits, unit) = text.split_at(digits_end);
+    let number: u64 = digits
+        .parse()
+        .map_err(|_| "must be a whole number and a unit, like 60s or 250ms".to_owned())?;
+    let milliseconds_each: u64 = match unit {
+        "ms" => 1,
+        "s" => 1_000,
+        "m" => 60_000,
+        "h" => 3_600_000,
+        "" => return Err(format!("needs a unit: {number}ms, {number}s, {number}m or {number}h")),
+        _ => return Err(format!("has the unknown unit {unit:?}; use ms, s, m or h")),
+    };
+    let milliseconds = number.checked_mul(milliseconds_each).filter(|ms| *ms <= DURATION_MAX_MS);
+    milliseconds.map(Duration::from_millis).ok_or_else(|| "must be at most 24h".to_owned())
+}
+
+const DURATION_MAX_MS: u64 = 24 * 3_600_000;
+
+fn is_platform_word(word: &str) -> bool {
+    (2..=16).contains(&word.len())
+        && word.starts_with(|c: char| c.is_ascii_lowercase())
+        && word.chars().all(|c| c.is_ascii_lowercase() || c.is_ascii_digit())
+}
+
+fn unknown_names(vars: &dyn Vars) -> Vec<String> {
+    let known = |name: &String| SETTINGS.iter().any(|setting| setting.name == name);
+    let mut unknown: Vec<String> = vars.names().into_iter().filter(|name| !known(name)).collect();
+    unknown.sort();
+    unknown
+        .iter()
+        .map(|name| {
+            let near = SETTINGS
+                .iter()
+                .map(|setting| setting.name)
+                .min_by_key(|known| distance(name, known));
+            match near.filter(|known| distance(name, known) <= 3) {
+                Some(known) => format!("{name} is no setting; did you mean {known}?"),
+                None => format!("{name} is no setting"),
+            }
+        })
+        .collect()
+}
+
+/// How many letters differ (Levenshtein).
+fn distance(a: &str, b: &str) -> usize {
+    let b: Vec<char> = b.chars().collect();
+    let mut row: Vec<usize> = (0..=b.len()).collect();
+    for (i, left) in a.chars().enumerate() {
+        let mut diagonal = row[0];
+        row[0] = i + 1;
+        for (j, right) in b.iter().enumerate() {
+            let change = diagonal + usize::from(left != *right);
+            diagonal = row[j + 1];
+            row[j + 1] = change.min(row[j] + 1).min(diagonal + 1);
+        }
+    }
+    row[b.len()]
+}
+
+/// Reads one value after the other, and collects what is wrong with them.
+struct Reader<'a> {
+    vars: &'a dyn Vars,
+    faults: Vec<String>,
+}
+
+impl Reader<'_> {
+    fn text(&mut self, name: &'static str) -> String {
+        let given = self.vars.get(name).map(|text| text.trim().to_owned());
+        let default = SETTINGS.iter().find(|setting| setting.name == name).and_then(|s| s.default);
+        match (given.filter(|text| !text.is_empty()), default) {
+            (Some(text), _) => text,
+            (None, Some(default)) => default.to_owned(),
+            (None, None) => {
+                self.faults.push(format!("{name} is missing"));
+                String::new()
+            }
+        }
+    }
+
+    fn fault(&mut self, name: &str, text: &str, what: &str) {
+        self.faults.push(format!("{name} {what}, got {text:?}"));
+    }
+
+    fn duration_or_zero(&mut self, name: &'static str) -> Duration {
+        let text = self.text(name);
+        parse_duration(&text).unwrap_or_else(|what| {
+            self.fault(name, &text, &what);
+            Duration::ZERO
+        })
+    }
+
+    fn duration(&mut self, name: &'static str) -> Duration {
+        let faults_before = self.faults.len();
+        let duration = self.duration_or_zero(name);
+        if duration.is_zero() && self.faults.len() == faults_before {
+            self.faults.push(format!("{name} must be more than zero"));
+        }
+        duration
+    }
+
+    fn durations(&mut self, name: &'static str) -> Vec<Duration> {
+        let text = self.text(name);
+        let parts: Result<Vec<Duration>, String> =
+            text.split(',').map(|part| parse_duration(part.trim())).collect();
+        match parts {
+            Ok(parts) if parts.is_sorted() => parts,
+            Ok(_) => {
+                self.fault(name, &text, "must rise");
+                Vec::new()
+            }
+            Err(what) => {
+                self.fault(name, &text, &what);
+                Vec::new()
+            }
+        }
+    }
+
+    fn number(&mut self, name: &'static str, min: u32, max: u32) -> u32 {
+        let text = self.text(name);
+        match text.parse::<u32>() {
+            Ok(number) if (min..=max).contains(&number) => number,
+            Ok(_) | Err(_) => {
+                self.fault(name, &text, &format!("must be a whole number from {min} to {max}"));
+                min
+            }
+        }
+    }
+
+    fn words(&mut self, name: &'static str, fits: fn(&str) -> bool, rule: &str) -> Vec<String> {
+        let text = self.text(name);
+        let mut words: Vec<String> = text.split(',').map(|word| word.trim().to_owned()).collect();
+        if let Some(word) = words.iter().find(|word| !fits(word)).cloned() {
+            self.fault(name, &word, &format!("must be words of {rule}"));
+        }
+        let first = words.first().cloned();
+        words.sort();
+        words.dedup();
+        // The first one named stays first: it is in the node's name.
+        if let Some(at) = words.iter().position(|word| Some(word) == first.as_ref()) {
+            words[..=at].rotate_right(1);
+        }
+        words
+    }
+
+    fn database_url(&mut self) -> SecretUrl {
+        let text = self.text(DATABASE_URL);
+        let readable = crate::database::options(&text, "config");
+        if !text.is_empty()
+            && (!(text.starts_with("postgres://") || text.starts_with("postgresql://"))
+                || readable.is_err())
+        {
+            // The text is not repeated: it may hold a password.
+            self.faults.push(format!(
+                "{DATABASE_URL} must look like postgres://user:password@host:5432/database"
+            ));
+        }
+        SecretUrl(text)
+    }
+
+    fn nats_urls(&mut self) -> Vec<SecretUrl> {
+        let text = self.text(NATS_URLS);
+        let urls: Vec<SecretUrl> =
+            text.split(',').map(|url| SecretUrl(url.trim().to_owned())).collect();
+        let readable = |url: &SecretUrl| {
+            let rest = url.0.strip_prefix("nats://").or_else(|| url.0.strip_prefix("tls://"));
+            rest.is_some_and(|rest| !rest.is_empty())
+        };
+        if let Some(bad) = urls.iter().find(|url| !readable(url)) {
+            self.faults.push(format!(
+                "{NATS_URLS} must be addresses like nats://host:4222, separated by commas, got {bad}"
+            ));
+        }
+        urls
+    }
+
+    fn node_name(&mut self, platforms: &[String]) -> String {
+        let given = self.text(NODE_NAME);
+        let name = if given.is_empty() {
+            default_node_name(platforms.first().map_or("node", String::as_str))
+        } else {
+            given
+        };
+        // 9 characters are added at the start of the process.
+        if name.len() > 100 || NodeId::new(name.clone()).is_err() {
+            self.fault(
+                NODE_NAME,
+                &name,
+                "must be 1 to 100 characters of a-z, A-Z, 0-9, '.', '_' and '-'",
+            );
+        }
+        name
+    }
+
+    fn address(&mut self, name: &'static str) -> SocketAddr {
+        let text = self.text(name);
+        text.parse().unwrap_or_else(|_| {
+            self.fault(name, &text, "must be an address and a port, like 127.0.0.1:9464");
+            SocketAddr::from(([127, 0, 0, 1], 0))
+        })
+    }
+}
+
+#[cfg(test)]
+#[path = "config_tests.rs"]
+mod tests;

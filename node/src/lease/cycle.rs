@@ -1,0 +1,595 @@
+//! What a lease cycle asks for, and what its answer means. Pure.
+//!
+//! Decides: what to renew, release and claim; what was kept, lost and gained; when to try again.
+//! In: the answer of the ownership store, the instant the attempt started, now.
+//! Out: [`CycleRequest`], [`Confirmation`] for the gate, [`LeaseStep`]s, the next due instant.
+//!
+//! Invariants:
+//! 1. A tenure is an account under one token. A token that changed is a loss and a gain, never a
+//!    renewal (M7, H15).
+//! 2. An account that this node owns by the database's word, but under a token it does not know
+//!    (a claim whose commit was never answered), is worked for only after a renewal of that token
+//!    was confirmed.
+//! 3. An account that was handed in for release gets no permission again under that token.
+//! 4. Rows of an owner whose lease ran out are not claimed while the database's time is in doubt
+//!    (H12, H13); free rows always may be.
+//!
+//! Not covered: a process that starts after the database stepped its clock has nothing to compare
+//! with, and claims what looks expired.
+
+use super::term::{CycleNumber, LeaseTerm};
+use crate::clock::NodeTime;
+use crate::gate::{Confirmation, Confirmed};
+use schemas::{AccountId, Micros, NodeId, Token};
+use std::collections::{BTreeMap, BTreeSet};
+use std::time::Duration;
+
+/// A difference between the database's clock and ours beyond this is a step (H12).
+pub const DATABASE_STEP_MAX: Duration = Duration::from_secs(1);
+
+/// Pause before another cycle when the last one left something to do at once (chosen: long enough
+/// for other nodes to take their share of many free accounts).
+pub const FOLLOW_UP: Duration = Duration::from_millis(200);
+
+/// At most this share of a cycle is taken off at random, so that nodes do not march in step. Never
+/// added: the default settings have no slack above two cycles.
+const CYCLE_JITTER: f64 = 0.1;
+
+/// How long after the expiry of others a claim may be spread out.
+const EXPIRY_JITTER_MAX: Duration = Duration::from_millis(300);
+
+/// Accounts this node keeps away from at most; the oldest entries go first.
+const AVOIDED_MAX: usize = 1_000;
+
+/// The settings of a lease that the pure part needs; checked in `config.rs`.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct LeaseTiming {
+    /// How long a row belongs to its owner after a renewal.
+    pub lease: Duration,
+    /// How much earlier than that the owner stops.
+    pub fence: Duration,
+    /// Between the starts of two cycles.
+    pub cycle: Duration,
+    /// After a failed cycle.
+    pub retry: Duration,
+    /// The longest a cycle may take, connecting included.
+    pub query_limit: Duration,
+}
+
+/// An account and the tenure that is meant.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct TenureKey {
+    /// The account.
+    pub account: AccountId,
+    /// Its token.
+    pub token: Token,
+}
+
+/// One cycle: one transaction.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct CycleRequest {
+    /// Which cycle of this process.
+    pub number: CycleNumber,
+    /// Whose cycle.
+    pub node: NodeId,
+    /// Platforms whose accounts this node can serve.
+    pub platforms: Vec<String>,
+    /// How long the rows shall belong to the node.
+    pub lease: Duration,
+    /// Drained tenures to give back, by account.
+    pub release: Vec<TenureKey>,
+    /// Tenures to renew, by account.
+    pub renew: Vec<TenureKey>,
+    /// What may be claimed; absent at capacity or while ending.
+    pub claim: Option<ClaimRequest>,
+}
+
+/// How much may be claimed, and of what.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct ClaimRequest {
+    /// At most so many rows in this cycle (H18).
+    pub rows_max: u32,
+    /// At most so many rows of this node after it, by the database's count (S16).
+    pub capacity: u32,
+    /// Whether rows of owners whose lease ran out may be taken.
+    pub expired: bool,
+    /// Accounts this node keeps away from for a while.
+    pub avoid: Vec<AccountId>,
+}
+
+/// A row that was claimed in this cycle.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct ClaimedRow {
+    /// The new tenure.
+    pub tenure: TenureKey,
+    /// Whose lease had run out; absent for a row that was free.
+    pub previous_owner: Option<String>,
+}
+
+/// A row that belongs to this node at the end of the cycle.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct OwnedRow {
+    /// The tenure.
+    pub tenure: TenureKey,
+    /// Platform word of the account.
+    pub platform: String,
+    /// False when the account was switched off and has to be drained.
+    pub enabled: bool,
+}
+
+/// The database's own idea of time, to notice when it jumps.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct DatabaseMark {
+    /// Its clock at the start of the transaction.
+    pub now: Micros,
+    /// Timeline of its write-ahead log, where it can be read; a promotion changes it.
+    pub timeline: Option<u32>,
+}
+
+/// The answer to a committed cycle.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct CycleReply {
+    /// Given back.
+    pub released: Vec<AccountId>,
+    /// Renewed.
+    pub renewed: Vec<AccountId>,
+    /// Claimed.
+    pub claimed: Vec<ClaimedRow>,
+    /// Everything that is this node's now.
+    pub owned: Vec<OwnedRow>,
+    /// Until the earliest lease of another node runs out; absent when none is held.
+    pub next_expiry: Option<Duration>,
+    /// Enabled accounts of these platforms that nobody owns, counted up to a bound.
+    pub unowned: u32,
+    /// The database's time.
+    pub database: DatabaseMark,
+}
+
+/// What is known about one account that this node owns.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Tenure {
+    /// Fencing token.
+    pub token: Token,
+    /// Platform word of the account.
+    pub platform: String,
+    /// False when the account was switched off: drain it and hand it in for release.
+    pub enabled: bool,
+    /// True when the account was free before this tenure, so that no order of an earlier owner can
+    /// still be on its way and nothing has to settle.
+    pub clean: bool,
+    /// Whose lease had run out before this tenure.
+    pub previous_owner: Option<String>,
+    /// The last confirmed term; absent until a renewal is confirmed.
+    pub term: Option<LeaseTerm>,
+}
+
+/// One difference between two sets of tenures.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum LeaseStep {
+    /// Not ours any more: stop at once.
+    Lost {
+        /// Which tenure ended.
+        tenure: TenureKey,
+    },
+    /// Still ours under the same token.
+    Kept {
+        /// Which tenure goes on.
+        tenure: TenureKey,
+    },
+    /// Ours now: start a session, reconcile, then copy.
+    Gained {
+        /// Which tenure began.
+        tenure: TenureKey,
+        /// Whether the account was free before; if not, settle before the first open.
+        clean: bool,
+        /// Whose lease had run out.
+        previous_owner: Option<String>,
+    },
+}
+
+/// What changed from one set of tenures to the next: losses first, then what goes on, then gains.
+pub fn diff(
+    before: &BTreeMap<AccountId, Tenure>,
+    after: &BTreeMap<AccountId, Tenure>,
+) -> Vec<LeaseStep> {
+    let same = |account: &AccountId, token: Token, other: &BTreeMap<AccountId, Tenure>| {
+        other.get(account).is_some_and(|tenure| tenure.token == token)
+    };
+    let (kept, lost): (Vec<_>, Vec<_>) = before
+        .iter()
+        .map(|(account, tenure)| TenureKey { account: *account, token: tenure.token })
+        .partition(|key| same(&key.account, key.token, after));
+    let gained = after.iter().filter(|(account, tenure)| !same(account, tenure.token, before)).map(
+        |(account, tenure)| LeaseStep::Gained {
+            tenure: TenureKey { account: *account, token: tenure.token },
+            clean: tenure.clean,
+            previous_owner: tenure.previous_owner.clone(),
+        },
+    );
+    let lost = lost.into_iter().map(|tenure| LeaseStep::Lost { tenure });
+    let kept = kept.into_iter().map(|tenure| LeaseStep::Kept { tenure });
+    lost.chain(kept).chain(gained).collect()
+}
+
+/// Why the database's time is in doubt.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum DatabaseDoubt {
+    /// Its clock moved by more than time has passed here, or by less.
+    ClockStep,
+    /// Another server answers, and it may lack the last renewals of others.
+    Timeline,
+}
+
+impl DatabaseDoubt {
+    /// The word used in metrics.
+    pub fn as_str(self) -> &'static str {
+        match self {
+            DatabaseDoubt::ClockStep => "clock",
+            DatabaseDoubt::Timeline => "timeline",
+        }
+    }
+}
+
+/// Compares the database's clock with ours from cycle to cycle (H12), and its timeline (H13).
+#[derive(Debug, Clone, Default)]
+pub struct ClaimGuard {
+    last: Option<(DatabaseMark, NodeTime, NodeTime)>,
+    frozen_until: NodeTime,
+}
+
+impl ClaimGuard {
+    /// Looks at one confirmed cycle that ran from `started` to `finished`.
+    ///
+    /// The database read its clock somewhere between the two, so the time that passed here since
+    /// the last cycle is known only within bounds; a step is what lies outside of them by more
+    /// than [`DATABASE_STEP_MAX`].
+    pub fn observe(
+        &mut self,
+        mark: DatabaseMark,
+        started: NodeTime,
+        finished: NodeTime,
+        freeze: Duration,
+    ) -> Option<DatabaseDoubt> {
+        let before = self.last.replace((mark, started, finished));
+        let doubt = before.and_then(|(mark_before, started_before, finished_before)| {
+            let least = started.since(finished_before).saturating_sub(DATABASE_STEP_MAX);
+            let most = finished.since(started_before) + DATABASE_STEP_MAX;
+            let passed_us = i128::from(mark.now.0) - i128::from(mark_before.now.0);
+            let timeline_changed = matches!(
+                (mark_before.timeline, mark.timeline), (Some(before), Some(now)) if before != now
+            );
+            if timeline_changed {
+                Some(DatabaseDoubt::Timeline)
+            } else if passed_us < micros(least) || passed_us > micros(most) {
+                Some(DatabaseDoubt::ClockStep)
+            } else {
+                None
+            }
+        });
+        if doubt.is_some() {
+            self.frozen_until = self.frozen_until.max(finished.plus(freeze));
+        }
+        doubt
+    }
+
+    /// Whether rows of owners whose lease ran out may be claimed.
+    pub fn expired_may_be_claimed(&self, now: NodeTime) -> bool {
+        now >= self.frozen_until
+    }
+}
+
+fn micros(duration: Duration) -> i128 {
+    i128::try_from(duration.as_micros()).unwrap_or(i128::MAX)
+}
+
+/// Everything a node knows about its leases; the loop in `task.rs` only feeds it.
+#[derive(Debug, Clone)]
+pub struct Holdings {
+    node: NodeId,
+    platforms: Vec<String>,
+    timing: LeaseTiming,
+    capacity: u32,
+    claim_rows_max: u32,
+    held: BTreeMap<AccountId, Tenure>,
+    releasing: BTreeMap<AccountId, Token>,
+    avoided: BTreeMap<AccountId, NodeTime>,
+    guard: ClaimGuard,
+    number: CycleNumber,
+}
+
+/// What a confirmed cycle comes to.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Outcome {
+    /// For the gate, before anybody else hears of it.
+    pub confirmation: Confirmation,
+    /// Losses, then what goes on, then gains.
+    pub steps: Vec<LeaseStep>,
+    /// Accounts given back.
+    pub released: usize,
+    /// Claimed rows that were free.
+    pub claimed_free: usize,
+    /// Claimed rows of an owner whose lease had run out.
+    pub claimed_expired: usize,
+    /// Rows that were not renewed although they are still this node's: somebody locks them.
+    pub locked: usize,
+    /// Shortest time that was left on a tenure before this cycle renewed it.
+    pub margin: Option<Duration>,
+    /// The database's time jumped.
+    pub doubt: Option<DatabaseDoubt>,
+    /// When the next cycle is due, before jitter.
+    pub wish: Wish,
+}
+
+/// What the next cycle should wait for.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Wish {
+    started: NodeTime,
+    finished: NodeTime,
+    /// Something is left to do at once.
+    follow_up: bool,
+    /// Something is left to do that needs others to let go first.
+    retry: bool,
+    /// When a lease of others runs out that this node has room for.
+    expiry: Option<NodeTime>,
+}
+
+impl Wish {
+    /// When the next cycle is due.
+    ///
+    /// Shape: the timing and a random number of 0..1 in; an instant out.
+    /// Invariants: never later than one cycle after the start of the last one.
+    pub fn due(&self, timing: &LeaseTiming, random: f64) -> NodeTime {
+        let mut due = self.started.plus(timing.cycle.mul_f64(1.0 - CYCLE_JITTER * random));
+        if self.retry {
+            due = due.min(self.finished.plus(timing.retry));
+        }
+        if let Some(expiry) = self.expiry {
+            let soonest = self.finished.plus(FOLLOW_UP);
+            due = due.min(soonest.max(expiry.plus(EXPIRY_JITTER_MAX.mul_f64(random))));
+        }
+        if self.follow_up {
+            due = due.min(self.finished.plus(FOLLOW_UP.mul_f64(0.5 + random / 2.0)));
+        }
+        due
+    }
+}
+
+impl Holdings {
+    /// A node that owns nothing yet.
+    pub fn new(
+        node: NodeId,
+        platforms: Vec<String>,
+        timing: LeaseTiming,
+        capacity: u32,
+        claim_rows_max: u32,
+    ) -> Self {
+        Self {
+            node,
+            platforms,
+            timing,
+            capacity,
+            claim_rows_max,
+            held: BTreeMap::new(),
+            releasing: BTreeMap::new(),
+            avoided: BTreeMap::new(),
+            guard: ClaimGuard::default(),
+            number: CycleNumber::NONE,
+        }
+    }
+
+    /// The tenures this node owns and has not handed in.
+    pub fn held(&self) -> &BTreeMap<AccountId, Tenure> {
+        &self.held
+    }
+
+    /// Whether tenures wait to be given back.
+    pub fn is_releasing(&self) -> bool {
+        !self.releasing.is_empty()
+    }
+
+    /// Whether expired rows are left alone at `now`.
+    pub fn claims_are_frozen(&self, now: NodeTime) -> bool {
+        !self.guard.expired_may_be_claimed(now)
+    }
+
+    /// The timing this was made with.
+    pub fn timing(&self) -> &LeaseTiming {
+        &self.timing
+    }
+
+    /// From the next cycle on, claim up to this many accounts; what is held stays held.
+    pub fn set_capacity(&mut self, capacity: u32) {
+        self.capacity = capacity;
+    }
+
+    /// Hands a drained tenure in: it is not held from now on, and given back by the next cycle.
+    ///
+    /// The caller promises that no request is in flight for it and none of its rows unwritten
+    /// (S20). Until `avoid_until` this node does not claim the account again.
+    /// Returns whether this was a tenure of this node.
+    pub fn hand_in(&mut self, tenure: TenureKey, avoid_until: NodeTime) -> bool {
+        match self.held.get(&tenure.account) {
+            Some(held) if held.token == tenure.token => {
+                self.held.remove(&tenure.account);
+                self.releasing.insert(tenure.account, tenure.token);
+                self.avoid(tenure.account, avoid_until);
+                true
+            }
+            Some(_) | None => false,
+        }
+    }
+
+    fn avoid(&mut self, account: AccountId, until: NodeTime) {
+        self.avoided.insert(account, until);
+        if self.avoided.len() > AVOIDED_MAX {
+            let soonest = self.avoided.iter().min_by_key(|(_, until)| **until).map(|(id, _)| *id);
+            if let Some(soonest) = soonest {
+                self.avoided.remove(&soonest);
+            }
+        }
+    }
+
+    /// What the cycle that starts now shall do.
+    pub fn request(&mut self, started: NodeTime) -> CycleRequest {
+        self.number = self.number.next();
+        self.avoided.retain(|_, until| *until > started);
+        let owned = u32::try_from(self.held.len() + self.releasing.len()).unwrap_or(u32::MAX);
+        let rows_max = self.capacity.saturating_sub(owned).min(self.claim_rows_max);
+        let claim = (rows_max > 0).then(|| ClaimRequest {
+            rows_max,
+            capacity: self.capacity,
+            expired: self.guard.expired_may_be_claimed(started),
+            avoid: self.avoided.keys().copied().collect(),
+        });
+        CycleRequest {
+            number: self.number,
+            node: self.node.clone(),
+            platforms: self.platforms.clone(),
+            lease: self.timing.lease,
+            release: keys(self.releasing.iter().map(|(account, token)| (*account, *token))),
+            renew: keys(self.held.iter().map(|(account, tenure)| (*account, tenure.token))),
+            claim,
+        }
+    }
+
+    /// The last cycle of a node that ends: gives back what was handed in, and nothing else.
+    pub fn last_request(&mut self) -> CycleRequest {
+        let mut request = self.request(NodeTime::NEVER);
+        request.renew.clear();
+        request.claim = None;
+        request
+    }
+
+    /// Takes over the answer to a committed cycle.
+    ///
+    /// Shape: the request, the instants before and after it and the answer in; what it comes to
+    /// out. Units: node time.
+    /// Invariants: numbers 1 to 4 of this module.
+    pub fn confirm(
+        &mut self,
+        request: &CycleRequest,
+        started: NodeTime,
+        finished: NodeTime,
+        reply: &CycleReply,
+    ) -> Outcome {
+        let timing = self.timing;
+        let doubt =
+            self.guard.observe(reply.database, started, finished, timing.lease + timing.fence);
+        let margin = self.margin(started, &reply.renewed);
+        let released = reply.released.len();
+        for account in &reply.released {
+            self.releasing.remove(account);
+        }
+
+        let after = self.tenures_after(request, started, reply);
+        // What is not ours under that token any more needs no release: it ended by itself.
+        let owned: BTreeSet<TenureKey> = reply.owned.iter().map(|row| row.tenure).collect();
+        self.releasing.retain(|account, token| {
+            owned.contains(&TenureKey { account: *account, token: *token })
+        });
+
+        let renewed_now = LeaseTerm::confirmed(started, timing.lease, timing.fence);
+        let accounts = after
+            .iter()
+            .map(|(account, tenure)| {
+                let term = tenure.term.filter(|term| *term == renewed_now);
+                (*account, Confirmed { token: tenure.token, term })
+            })
+            .collect();
+        let asked: BTreeSet<TenureKey> = request.renew.iter().copied().collect();
+        let renewed: BTreeSet<AccountId> = reply.renewed.iter().copied().collect();
+        let locked = owned
+            .iter()
+            .filter(|key| asked.contains(key) && !renewed.contains(&key.account))
+            .count();
+        let unconfirmed = after.values().any(|tenure| tenure.term.is_none());
+        let claim_full = request
+            .claim
+            .as_ref()
+            .is_some_and(|claim| reply.claimed.len() >= claim.rows_max as usize);
+        let steps = diff(&self.held, &after);
+        self.held = after;
+
+        let owned_now = self.held.len() + self.releasing.len();
+        let has_room = owned_now < self.capacity as usize;
+        let may_claim_expired = self.guard.expired_may_be_claimed(finished);
+        let expiry = reply
+            .next_expiry
+            .filter(|_| has_room && may_claim_expired)
+            .map(|left| finished.plus(left));
+        let claimed_expired =
+            reply.claimed.iter().filter(|row| row.previous_owner.is_some()).count();
+        Outcome {
+            confirmation: Confirmation { number: request.number, started, accounts },
+            steps,
+            released,
+            claimed_free: reply.claimed.len() - claimed_expired,
+            claimed_expired,
+            locked,
+            margin,
+            doubt,
+            wish: Wish {
+                started,
+                finished,
+                follow_up: unconfirmed || (claim_full && has_room),
+                retry: locked > 0 || self.is_releasing(),
+                expiry,
+            },
+        }
+    }
+
+    fn tenures_after(
+        &self,
+        request: &CycleRequest,
+        started: NodeTime,
+        reply: &CycleReply,
+    ) -> BTreeMap<AccountId, Tenure> {
+        let term = LeaseTerm::confirmed(started, self.timing.lease, self.timing.fence);
+        let renewed: BTreeSet<AccountId> = reply.renewed.iter().copied().collect();
+        let asked: BTreeSet<TenureKey> = request.renew.iter().copied().collect();
+        let claimed: BTreeMap<TenureKey, &ClaimedRow> =
+            reply.claimed.iter().map(|row| (row.tenure, row)).collect();
+        let handed_in = |key: &TenureKey| self.releasing.get(&key.account) == Some(&key.token);
+
+        let rows = reply.owned.iter().filter(|row| !handed_in(&row.tenure));
+        rows.map(|row| {
+            let key = row.tenure;
+            let before = self.held.get(&key.account).filter(|held| held.token == key.token);
+            let claim = claimed.get(&key);
+            let confirmed =
+                claim.is_some() || (renewed.contains(&key.account) && asked.contains(&key));
+            let tenure = Tenure {
+                token: key.token,
+                platform: row.platform.clone(),
+                enabled: row.enabled,
+                clean: match (before, claim) {
+                    (Some(before), _) => before.clean,
+                    (None, Some(claim)) => claim.previous_owner.is_none(),
+                    // A claim that was never answered: whose it was before is not known.
+                    (None, None) => false,
+                },
+                previous_owner: match (before, claim) {
+                    (Some(before), _) => before.previous_owner.clone(),
+                    (None, Some(claim)) => claim.previous_owner.clone(),
+                    (None, None) => None,
+                },
+                term: if confirmed { Some(term) } else { before.and_then(|before| before.term) },
+            };
+            (key.account, tenure)
+        })
+        .collect()
+    }
+
+    fn margin(&self, now: NodeTime, renewed: &[AccountId]) -> Option<Duration> {
+        let terms = renewed.iter().filter_map(|account| self.held.get(account)?.term);
+        terms.map(|term| term.left(now)).min()
+    }
+}
+
+fn keys(pairs: impl Iterator<Item = (AccountId, Token)>) -> Vec<TenureKey> {
+    pairs.map(|(account, token)| TenureKey { account, token }).collect()
+}
+
+#[cfg(test)]
+#[path = "cycle_tests.rs"]
+mod tests;

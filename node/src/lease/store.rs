@@ -1,0 +1,500 @@
+//! The ownership rows: one cycle is one transaction.
+//!
+//! Decides: nothing; it does what a [`CycleRequest`] says and reads back what is true.
+//! In: [`CycleRequest`]. Out: [`CycleReply`], only after the commit was answered; [`LeaseError`].
+//!
+//! Invariants:
+//! 1. The connection is not from a pool, and it is moved into the future of the cycle. When the
+//!    limit passes, future and connection go together: the socket closes, the server rolls back,
+//!    and no half-begun transaction waits for the next renewal to fall into it (M3, H2). The same
+//!    holds if the caller drops the future, and after every error.
+//! 2. What is written uses `clock_timestamp()`, what is compared uses `now()`, the earlier of the
+//!    two: both err towards a longer lease (M2).
+//! 3. Every statement names the platform or the node, and renew and release name the token
+//!    (H15, B12, B21).
+//! 4. A row that somebody else locks costs only itself (M4).
+//! 5. A claim takes at most what it asked for (M1); more is an error and is rolled back.
+//! 6. An answer from a transaction older than [`TRANSACTION_AGE_MAX`] is refused before commit.
+//!
+//! Renewal locks rows `FOR NO KEY UPDATE`, so that a writer that fences its rows with
+//! `FOR KEY SHARE` does not cost a renewal; claim and release lock `FOR UPDATE`, so that they pass
+//! by an account whose old owner's rows are just being committed (M6).
+//!
+//! Not covered: two primaries at once; a server that loses committed renewals (`cycle.rs` freezes
+//! claims after a change of timeline, which makes that unlikely and not impossible).
+
+use super::cycle::{
+    ClaimRequest, ClaimedRow, CycleReply, CycleRequest, DatabaseMark, OwnedRow, TenureKey,
+};
+use crate::database::{self, DatabaseError};
+use schemas::{AccountId, IdError, Micros, Token};
+use sqlx::postgres::types::PgInterval;
+use sqlx::postgres::{PgConnectOptions, PgConnection};
+use sqlx::{ConnectOptions, Connection};
+use std::future::Future;
+use std::time::Duration;
+
+/// A cycle whose transaction is older than this when it reads back is refused (H2).
+pub const TRANSACTION_AGE_MAX: Duration = Duration::from_secs(1);
+
+/// Unowned accounts are counted up to this number, so that counting costs the same in any table.
+const UNOWNED_COUNT_MAX: i64 = 1_000;
+
+/// Where ownership is kept. One real and one in-memory version; both pass the same suite.
+pub trait OwnershipStore: Send + 'static {
+    /// Runs one cycle to its commit, within the limit the store was made with.
+    ///
+    /// Errors: [`LeaseError`]; nothing is known about the outcome then, and nothing may be taken
+    /// as confirmed. The next cycle reads back what is true.
+    fn cycle(
+        &mut self,
+        request: &CycleRequest,
+    ) -> impl Future<Output = Result<CycleReply, LeaseError>> + Send;
+}
+
+/// Why a cycle was not confirmed. The caller keeps its old deadlines and tries again.
+#[derive(Debug, thiserror::Error)]
+pub enum LeaseError {
+    /// The cycle took longer than its limit; its connection is closed.
+    #[error("the lease cycle was not answered within {limit:?}")]
+    Timeout {
+        /// The limit.
+        limit: Duration,
+    },
+    /// No connection.
+    #[error("the lease connection could not be made")]
+    Connect(#[source] DatabaseError),
+    /// A statement failed; its connection is closed.
+    #[error("the lease cycle failed at {step}")]
+    Query {
+        /// Which statement.
+        step: &'static str,
+        /// What the server or the connection said.
+        #[source]
+        source: sqlx::Error,
+    },
+    /// The transaction was open for too long; it was rolled back.
+    #[error("the lease transaction was {age:?} old, more than {TRANSACTION_AGE_MAX:?}")]
+    TransactionTooOld {
+        /// Its age when it read back.
+        age: Duration,
+    },
+    /// More rows were claimed than asked for; rolled back. A bug, here or in the server's plan.
+    #[error("the claim took {claimed} rows, {rows_max} were asked for")]
+    ClaimedTooMuch {
+        /// Rows claimed.
+        claimed: usize,
+        /// Rows asked for.
+        rows_max: u32,
+    },
+    /// A row holds a value that is no id.
+    #[error("an account row cannot be read")]
+    BadRow(#[from] IdError),
+    /// A connection pooler hands out server connections by transaction (B17): the lease needs a
+    /// connection of its own. Give the node the database's own address.
+    #[error("the database URL leads to a pooler in transaction mode")]
+    Pooler,
+}
+
+impl LeaseError {
+    /// The word used in metrics.
+    pub fn as_str(&self) -> &'static str {
+        match self {
+            LeaseError::Timeout { .. } => "timeout",
+            LeaseError::Connect(_) => "unreachable",
+            LeaseError::Query { .. } => "failed",
+            LeaseError::TransactionTooOld { .. } => "too_old",
+            LeaseError::ClaimedTooMuch { .. } => "claimed_too_much",
+            LeaseError::BadRow(_) => "bad_row",
+            LeaseError::Pooler => "pooler",
+        }
+    }
+}
+
+/// Ownership in Postgres.
+#[derive(Debug)]
+pub struct PostgresOwnership {
+    options: PgConnectOptions,
+    query_limit: Duration,
+    /// Present between two cycles that went well.
+    session: Option<Session>,
+    pooler_ruled_out: bool,
+}
+
+/// One connection to one server.
+#[derive(Debug)]
+struct Session {
+    connection: PgConnection,
+    /// Read once: a promotion ends the connection.
+    timeline: Option<u32>,
+}
+
+impl PostgresOwnership {
+    /// A store that connects at its first cycle. `query_limit` bounds a whole cycle.
+    pub fn new(url: &str, query_limit: Duration) -> Result<Self, DatabaseError> {
+        // The server gives up before the node does, so that a statement which waits is rolled back
+        // by an error and not by a closed socket; a row lock is waited for least of all.
+        let options = database::options(url, "lease")?.options([
+            ("statement_timeout", milliseconds(query_limit.mul_f64(0.8))),
+            ("lock_timeout", milliseconds(query_limit.mul_f64(0.4))),
+            ("idle_in_transaction_session_timeout", milliseconds(query_limit)),
+        ]);
+        Ok(Self { options, query_limit, session: None, pooler_ruled_out: false })
+    }
+}
+
+fn milliseconds(duration: Duration) -> String {
+    format!("{}ms", duration.as_millis().max(1))
+}
+
+impl OwnershipStore for PostgresOwnership {
+    async fn cycle(&mut self, request: &CycleRequest) -> Result<CycleReply, LeaseError> {
+        let limit = self.query_limit;
+        let session = self.session.take();
+        let options = self.options.clone();
+        let rule_pooler_out = !self.pooler_ruled_out;
+        // The session lives in this future and nowhere else: see invariant 1.
+        let attempt = async move {
+            let mut session = match session {
+                Some(session) => session,
+                None => open(&options, rule_pooler_out).await?,
+            };
+            let reply = run(&mut session, request).await?;
+            Ok::<_, LeaseError>((session, reply))
+        };
+        let (session, reply) = tokio::time::timeout(limit, attempt)
+            .await
+            .map_err(|_elapsed| LeaseError::Timeout { limit })??;
+        self.session = Some(session);
+        self.pooler_ruled_out = true;
+        Ok(reply)
+    }
+}
+
+fn failed(step: &'static str) -> impl Fn(sqlx::Error) -> LeaseError {
+    move |source| LeaseError::Query { step, source }
+}
+
+async fn open(options: &PgConnectOptions, rule_pooler_out: bool) -> Result<Session, LeaseError> {
+    let unreachable = |error| LeaseError::Connect(DatabaseError::Connect(error));
+    let mut connection = options.connect().await.map_err(unreachable)?;
+    if rule_pooler_out {
+        let mut other = options.connect().await.map_err(unreachable)?;
+        let pids = (
+            backend_pid(&mut connection).await?,
+            backend_pid(&mut other).await?,
+            backend_pid(&mut connection).await?,
+        );
+        if pids.0 == pids.1 || pids.0 != pids.2 {
+            return Err(LeaseError::Pooler);
+        }
+    }
+    // A lease that the server may forget is no lease; a stricter setting is left alone.
+    sqlx::query(
+        "select set_config('synchronous_commit', 'on', false)
+         where current_setting('synchronous_commit') = 'off'",
+    )
+    .execute(&mut connection)
+    .await
+    .map_err(failed("set up"))?;
+    // Some managed servers do not offer these functions: then there is no timeline to watch.
+    let timeline: Option<i32> = sqlx::query_scalar(
+        "select ('x' || substr(pg_walfile_name(pg_current_wal_lsn()), 1, 8))::bit(32)::int",
+    )
+    .fetch_one(&mut connection)
+    .await
+    .unwrap_or(None);
+    Ok(Session { connection, timeline: timeline.and_then(|number| u32::try_from(number).ok()) })
+}
+
+async fn backend_pid(connection: &mut PgConnection) -> Result<i32, LeaseError> {
+    sqlx::query_scalar("select pg_backend_pid()")
+        .fetch_one(connection)
+        .await
+        .map_err(failed("pooler probe"))
+}
+
+async fn run(session: &mut Session, request: &CycleRequest) -> Result<CycleReply, LeaseError> {
+    let mut transaction = session
+        .connection
+        .begin_with("begin isolation level read committed read write")
+        .await
+        .map_err(failed("begin"))?;
+    let released = release(&mut transaction, request).await?;
+    let renewed = renew(&mut transaction, request).await?;
+    let claimed = match &request.claim {
+        Some(claim) => claim_rows(&mut transaction, request, claim).await?,
+        None => Vec::new(),
+    };
+    let owned = read_back(&mut transaction, request).await?;
+    let summary = summarise(&mut transaction, request).await?;
+    if summary.age > TRANSACTION_AGE_MAX {
+        return Err(LeaseError::TransactionTooOld { age: summary.age });
+    }
+    transaction.commit().await.map_err(failed("commit"))?;
+    Ok(CycleReply {
+        released,
+        renewed,
+        claimed,
+        owned,
+        next_expiry: summary.next_expiry,
+        unowned: summary.unowned,
+        database: DatabaseMark { now: summary.now, timeline: session.timeline },
+    })
+}
+
+const RELEASE: &str = "
+with locked as materialized (
+    select a.id
+    from unnest($1::bigint[], $2::bigint[]) as mine (id, token)
+    join trading_accounts a on a.id = mine.id and a.lease_token = mine.token
+    where a.node_id = $3
+    order by a.id
+    for update of a skip locked
+)
+update trading_accounts a
+set node_id = null, lease_until = '-infinity'
+from locked
+where a.id = locked.id
+returning a.id";
+
+async fn release(
+    transaction: &mut PgConnection,
+    request: &CycleRequest,
+) -> Result<Vec<AccountId>, LeaseError> {
+    if request.release.is_empty() {
+        return Ok(Vec::new());
+    }
+    let (ids, tokens) = columns(&request.release);
+    let rows: Vec<i64> = sqlx::query_scalar(RELEASE)
+        .bind(ids)
+        .bind(tokens)
+        .bind(request.node.as_str())
+        .fetch_all(transaction)
+        .await
+        .map_err(failed("release"))?;
+    Ok(rows.into_iter().map(AccountId::from_i64).collect::<Result<_, _>>()?)
+}
+
+const RENEW: &str = "
+with locked as materialized (
+    select a.id
+    from unnest($1::bigint[], $2::bigint[]) as mine (id, token)
+    join trading_accounts a on a.id = mine.id and a.lease_token = mine.token
+    where a.node_id = $3
+    order by a.id
+    for no key update of a skip locked
+)
+update trading_accounts a
+set lease_until = clock_timestamp() + $4
+from locked
+where a.id = locked.id
+returning a.id";
+
+async fn renew(
+    transaction: &mut PgConnection,
+    request: &CycleRequest,
+) -> Result<Vec<AccountId>, LeaseError> {
+    if request.renew.is_empty() {
+        return Ok(Vec::new());
+    }
+    let (ids, tokens) = columns(&request.renew);
+    let rows: Vec<i64> = sqlx::query_scalar(RENEW)
+        .bind(ids)
+        .bind(tokens)
+        .bind(request.node.as_str())
+        .bind(interval(request.lease))
+        .fetch_all(transaction)
+        .await
+        .map_err(failed("renew"))?;
+    Ok(rows.into_iter().map(AccountId::from_i64).collect::<Result<_, _>>()?)
+}
+
+/// Free rows come from the partial index. Expired rows are found by owner: one index descent for
+/// each distinct owner, one probe of its lease, and rows only of owners whose probe has run out.
+/// The two LATERAL forms keep the plan on its indexes whatever the statistics say, and every CTE
+/// that locks is materialised: otherwise it would run again and lock more than its limit (M1).
+pub(crate) const CLAIM: &str = "
+with recursive room as materialized (
+    select greatest(0, least($4, $5 - count(*))) as rows_max
+    from trading_accounts a
+    where a.platform = any ($1) and a.node_id = $2
+), owners (platform, node_id) as (
+    select p.platform, (
+        select min(a.node_id) from trading_accounts a
+        where a.platform = p.platform and a.node_id is not null
+    )
+    from unnest($1::text[]) as p (platform)
+    union all
+    select o.platform, (
+        select min(a.node_id) from trading_accounts a
+        where a.platform = o.platform and a.node_id > o.node_id
+    )
+    from owners o
+    where o.node_id is not null
+), dead as materialized (
+    select o.platform, o.node_id
+    from owners o, lateral (
+        select a.lease_until from trading_accounts a
+        where a.platform = o.platform and a.node_id = o.node_id
+        limit 1
+    ) probe
+    where $6 and o.node_id is not null and o.node_id <> $2 and probe.lease_until < now()
+), free as materialized (
+    select r.id, null::text as previous_owner
+    from unnest($1::text[]) as p (platform), lateral (
+        select a.id from trading_accounts a
+        where a.platform = p.platform and a.enabled and a.node_id is null and a.id <> all ($7)
+        order by a.id
+        limit (select rows_max from room)
+        for update skip locked
+    ) r
+), expired as materialized (
+    select r.id, d.node_id as previous_owner
+    from dead d, lateral (
+        select a.id from trading_accounts a
+        where a.platform = d.platform and a.node_id = d.node_id
+          and a.enabled and a.lease_until < now() and a.id <> all ($7)
+        limit (select rows_max from room)
+        for update skip locked
+    ) r
+), picked as materialized (
+    select id, previous_owner from free
+    union all
+    select id, previous_owner from expired
+    limit (select rows_max from room)
+)
+update trading_accounts a
+set node_id = $2, lease_token = a.lease_token + 1, lease_until = clock_timestamp() + $3
+from picked
+where a.id = picked.id
+returning a.id, a.lease_token, picked.previous_owner";
+
+async fn claim_rows(
+    transaction: &mut PgConnection,
+    request: &CycleRequest,
+    claim: &ClaimRequest,
+) -> Result<Vec<ClaimedRow>, LeaseError> {
+    let avoid: Vec<i64> = claim.avoid.iter().map(|account| account.as_i64()).collect();
+    let rows: Vec<(i64, i64, Option<String>)> = sqlx::query_as(CLAIM)
+        .bind(&request.platforms)
+        .bind(request.node.as_str())
+        .bind(interval(request.lease))
+        .bind(i64::from(claim.rows_max))
+        .bind(i64::from(claim.capacity))
+        .bind(claim.expired)
+        .bind(avoid)
+        .fetch_all(transaction)
+        .await
+        .map_err(failed("claim"))?;
+    if rows.len() > claim.rows_max as usize {
+        return Err(LeaseError::ClaimedTooMuch { claimed: rows.len(), rows_max: claim.rows_max });
+    }
+    rows.into_iter()
+        .map(|(id, token, previous_owner)| {
+            Ok(ClaimedRow { tenure: tenure(id, token)?, previous_owner })
+        })
+        .collect()
+}
+
+async fn read_back(
+    transaction: &mut PgConnection,
+    request: &CycleRequest,
+) -> Result<Vec<OwnedRow>, LeaseError> {
+    let rows: Vec<(i64, i64, String, bool)> = sqlx::query_as(
+        "select a.id, a.lease_token, a.platform, a.enabled
+         from trading_accounts a
+         where a.platform = any ($1) and a.node_id = $2",
+    )
+    .bind(&request.platforms)
+    .bind(request.node.as_str())
+    .fetch_all(transaction)
+    .await
+    .map_err(failed("read back"))?;
+    rows.into_iter()
+        .map(|(id, token, platform, enabled)| {
+            Ok(OwnedRow { tenure: tenure(id, token)?, platform, enabled })
+        })
+        .collect()
+}
+
+struct Summary {
+    age: Duration,
+    now: Micros,
+    next_expiry: Option<Duration>,
+    unowned: u32,
+}
+
+/// Microseconds are counted in the database: a floating number of seconds would lose them.
+const SUMMARY: &str = "
+with recursive owners (platform, node_id) as (
+    select p.platform, (
+        select min(a.node_id) from trading_accounts a
+        where a.platform = p.platform and a.node_id is not null
+    )
+    from unnest($1::text[]) as p (platform)
+    union all
+    select o.platform, (
+        select min(a.node_id) from trading_accounts a
+        where a.platform = o.platform and a.node_id > o.node_id
+    )
+    from owners o
+    where o.node_id is not null
+), next_expiry as (
+    select min(probe.lease_until) as at
+    from owners o, lateral (
+        select a.lease_until from trading_accounts a
+        where a.platform = o.platform and a.node_id = o.node_id
+        limit 1
+    ) probe
+    where o.node_id is not null and o.node_id <> $2 and probe.lease_until >= now()
+), unowned as (
+    select count(*) as rows
+    from (
+        select 1 from trading_accounts a
+        where a.platform = any ($1) and a.enabled and a.node_id is null
+        limit $3
+    ) some_rows
+)
+select
+    (extract(epoch from clock_timestamp() - transaction_timestamp()) * 1000000)::bigint,
+    (extract(epoch from transaction_timestamp()) * 1000000)::bigint,
+    (extract(epoch from next_expiry.at - clock_timestamp()) * 1000000)::bigint,
+    unowned.rows
+from next_expiry, unowned";
+
+async fn summarise(
+    transaction: &mut PgConnection,
+    request: &CycleRequest,
+) -> Result<Summary, LeaseError> {
+    let (age_us, now_us, next_expiry_us, unowned): (i64, i64, Option<i64>, i64) =
+        sqlx::query_as(SUMMARY)
+            .bind(&request.platforms)
+            .bind(request.node.as_str())
+            .bind(UNOWNED_COUNT_MAX)
+            .fetch_one(transaction)
+            .await
+            .map_err(failed("summary"))?;
+    // A clock that went back within the transaction shows as a negative age; that is no age at
+    // all, and the next cycle notices the step.
+    let positive = |us: i64| Duration::from_micros(u64::try_from(us).unwrap_or(0));
+    Ok(Summary {
+        age: positive(age_us),
+        now: Micros(now_us),
+        next_expiry: next_expiry_us.map(positive),
+        unowned: u32::try_from(unowned).unwrap_or(u32::MAX),
+    })
+}
+
+fn tenure(id: i64, token: i64) -> Result<TenureKey, IdError> {
+    Ok(TenureKey { account: AccountId::from_i64(id)?, token: Token::from_i64(token)? })
+}
+
+fn columns(tenures: &[TenureKey]) -> (Vec<i64>, Vec<i64>) {
+    tenures.iter().map(|key| (key.account.as_i64(), key.token.as_i64())).unzip()
+}
+
+fn interval(duration: Duration) -> PgInterval {
+    let microseconds = i64::try_from(duration.as_micros()).unwrap_or(i64::MAX);
+    PgInterval { months: 0, days: 0, microseconds }
+}
