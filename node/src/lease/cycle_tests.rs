@@ -1,1 +1,363 @@
+use super::*;
+use proptest::prelude::*;
 
+const TIMING: LeaseTiming = LeaseTiming {
+    lease: Duration::from_secs(60),
+    fence: Duration::from_secs(15),
+    cycle: Duration::from_secs(20),
+    retry: Duration::from_secs(2),
+    query_limit: Duration::from_secs(5),
+};
+
+fn s(seconds: u64) -> Duration {
+    Duration::from_secs(seconds)
+}
+
+fn at(seconds: u64) -> NodeTime {
+    NodeTime::after_start(s(seconds))
+}
+
+fn account(number: u64) -> AccountId {
+    AccountId::new(number).unwrap()
+}
+
+fn key(id: u64, token: u64) -> TenureKey {
+    TenureKey { account: account(id), token: Token::new(token).unwrap() }
+}
+
+fn owned(id: u64, token: u64) -> OwnedRow {
+    OwnedRow { tenure: key(id, token), platform: "paper".into(), enabled: true }
+}
+
+fn claimed(id: u64, token: u64, previous_owner: Option<&str>) -> ClaimedRow {
+    ClaimedRow { tenure: key(id, token), previous_owner: previous_owner.map(str::to_owned) }
+}
+
+fn holdings(capacity: u32, claim_rows_max: u32) -> Holdings {
+    let node = NodeId::new("paper-a-1").unwrap();
+    Holdings::new(node, vec!["paper".into()], TIMING, capacity, claim_rows_max)
+}
+
+/// An answer of a database whose clock runs like ours.
+fn reply(started: NodeTime) -> CycleReply {
+    CycleReply {
+        released: Vec::new(),
+        renewed: Vec::new(),
+        claimed: Vec::new(),
+        owned: Vec::new(),
+        next_expiry: None,
+        unowned: 0,
+        database: DatabaseMark {
+            now: Micros(1_000_000).plus(started.since_start()),
+            timeline: Some(1),
+        },
+    }
+}
+
+/// A node that claimed these at 0.
+fn node_with(rows: &[(u64, u64, Option<&str>)]) -> Holdings {
+    let mut node = holdings(100, 50);
+    let request = node.request(at(0));
+    let answer = CycleReply {
+        claimed: rows.iter().map(|(id, token, owner)| claimed(*id, *token, *owner)).collect(),
+        owned: rows.iter().map(|(id, token, _)| owned(*id, *token)).collect(),
+        ..reply(at(0))
+    };
+    node.confirm(&request, at(0), at(0), &answer);
+    node
+}
+
+#[test]
+fn free_account_is_a_clean_gain_and_one_of_a_dead_owner_is_not() {
+    let mut node = holdings(100, 50);
+    let request = node.request(at(0));
+    let answer = CycleReply {
+        claimed: vec![claimed(1, 1, None), claimed(2, 6, Some("paper-b-2"))],
+        owned: vec![owned(1, 1), owned(2, 6)],
+        ..reply(at(0))
+    };
+    let outcome = node.confirm(&request, at(0), at(1), &answer);
+    assert_eq!(
+        outcome.steps,
+        [
+            LeaseStep::Gained { tenure: key(1, 1), clean: true, previous_owner: None },
+            LeaseStep::Gained {
+                tenure: key(2, 6),
+                clean: false,
+                previous_owner: Some("paper-b-2".into())
+            },
+        ]
+    );
+    assert_eq!((outcome.claimed_free, outcome.claimed_expired), (1, 1));
+    let term = outcome.confirmation.accounts[&account(2)].term.unwrap();
+    assert_eq!(term.deadline(), at(45));
+}
+
+#[test]
+fn how_a_tenure_began_is_remembered_while_it_is_renewed() {
+    let mut node = node_with(&[(2, 6, Some("paper-b-2"))]);
+    let request = node.request(at(20));
+    let answer =
+        CycleReply { renewed: vec![account(2)], owned: vec![owned(2, 6)], ..reply(at(20)) };
+    let outcome = node.confirm(&request, at(20), at(21), &answer);
+    assert_eq!(outcome.steps, [LeaseStep::Kept { tenure: key(2, 6) }]);
+    let tenure = &node.held()[&account(2)];
+    assert!(!tenure.clean);
+    assert_eq!(tenure.previous_owner.as_deref(), Some("paper-b-2"));
+    assert_eq!(tenure.term.unwrap().deadline(), at(65));
+    assert_eq!(outcome.margin, Some(s(25)));
+}
+
+#[test]
+fn account_that_came_back_under_another_token_is_lost_and_gained() {
+    let mut node = node_with(&[(1, 1, None)]);
+    let request = node.request(at(20));
+    let answer = CycleReply {
+        claimed: vec![claimed(1, 3, Some("paper-b-2"))],
+        owned: vec![owned(1, 3)],
+        ..reply(at(20))
+    };
+    let outcome = node.confirm(&request, at(20), at(21), &answer);
+    assert_eq!(outcome.steps[0], LeaseStep::Lost { tenure: key(1, 1) });
+    assert!(
+        matches!(outcome.steps[1], LeaseStep::Gained { tenure, clean: false, .. } if tenure == key(1, 3))
+    );
+}
+
+#[test]
+fn locked_row_is_kept_without_a_longer_term_and_tried_again_soon() {
+    let mut node = node_with(&[(1, 1, None), (2, 1, None)]);
+    let request = node.request(at(20));
+    let answer = CycleReply {
+        renewed: vec![account(1)],
+        owned: vec![owned(1, 1), owned(2, 1)],
+        ..reply(at(20))
+    };
+    let outcome = node.confirm(&request, at(20), at(21), &answer);
+    assert_eq!(outcome.locked, 1);
+    assert_eq!(outcome.confirmation.accounts[&account(2)].term, None);
+    assert_eq!(node.held()[&account(2)].term.unwrap().deadline(), at(45));
+    assert_eq!(outcome.wish.due(&TIMING, 0.5), at(23));
+}
+
+#[test]
+fn claim_whose_commit_was_never_answered_is_used_only_after_a_renewal() {
+    let mut node = holdings(100, 50);
+    let request = node.request(at(10));
+    let outcome = node.confirm(
+        &request,
+        at(10),
+        at(11),
+        &CycleReply { owned: vec![owned(1, 4)], ..reply(at(10)) },
+    );
+    assert_eq!(outcome.confirmation.accounts[&account(1)].term, None);
+    assert!(matches!(outcome.steps[0], LeaseStep::Gained { clean: false, .. }));
+    assert!(outcome.wish.due(&TIMING, 1.0) <= at(11).plus(FOLLOW_UP));
+
+    let request = node.request(at(12));
+    assert_eq!(request.renew, [key(1, 4)]);
+    let answer =
+        CycleReply { renewed: vec![account(1)], owned: vec![owned(1, 4)], ..reply(at(12)) };
+    let outcome = node.confirm(&request, at(12), at(13), &answer);
+    assert_eq!(outcome.confirmation.accounts[&account(1)].term.unwrap().deadline(), at(57));
+}
+
+#[test]
+fn tenure_handed_in_gets_no_permission_and_no_renewal_until_the_row_is_free() {
+    let mut node = node_with(&[(1, 1, None), (2, 1, None)]);
+    assert!(node.hand_in(key(1, 1), at(0)));
+    assert!(!node.held().contains_key(&account(1)));
+    let request = node.request(at(20));
+    assert_eq!(
+        (request.release.as_slice(), request.renew.as_slice()),
+        (&[key(1, 1)][..], &[key(2, 1)][..])
+    );
+
+    // The row was locked: it is still ours by the database's word.
+    let answer = CycleReply {
+        renewed: vec![account(2)],
+        owned: vec![owned(1, 1), owned(2, 1)],
+        ..reply(at(20))
+    };
+    let outcome = node.confirm(&request, at(20), at(21), &answer);
+    assert!(!outcome.confirmation.accounts.contains_key(&account(1)));
+    assert_eq!(outcome.wish.due(&TIMING, 0.0), at(23));
+
+    let request = node.request(at(23));
+    assert_eq!(request.release, [key(1, 1)]);
+    let answer = CycleReply {
+        released: vec![account(1)],
+        renewed: vec![account(2)],
+        owned: vec![owned(2, 1)],
+        ..reply(at(23))
+    };
+    let outcome = node.confirm(&request, at(23), at(24), &answer);
+    assert_eq!(outcome.steps, [LeaseStep::Kept { tenure: key(2, 1) }]);
+    assert!(!node.is_releasing());
+}
+
+#[test]
+fn tenure_of_another_token_cannot_be_handed_in() {
+    let mut node = node_with(&[(1, 5, None)]);
+    assert!(!node.hand_in(key(1, 4), at(0)));
+    assert!(!node.hand_in(key(2, 5), at(0)));
+    assert!(node.held().contains_key(&account(1)));
+}
+
+#[test]
+fn node_keeps_away_from_an_account_it_gave_up_for_as_long_as_it_said() {
+    let mut node = node_with(&[(1, 1, None)]);
+    node.hand_in(key(1, 1), at(30));
+    assert_eq!(node.request(at(29)).claim.unwrap().avoid, [account(1)]);
+    assert_eq!(node.request(at(30)).claim.unwrap().avoid, []);
+}
+
+#[test]
+fn claim_takes_what_capacity_leaves_and_at_most_one_batch() {
+    assert_eq!(holdings(100, 50).request(at(0)).claim.unwrap().rows_max, 50);
+    let mut node = node_with(&[(1, 1, None), (2, 1, None)]);
+    node.set_capacity(5);
+    assert_eq!(node.request(at(1)).claim.unwrap().rows_max, 3);
+    // What is not given back yet still counts.
+    node.hand_in(key(1, 1), at(0));
+    assert_eq!(node.request(at(1)).claim.unwrap().rows_max, 3);
+    node.set_capacity(2);
+    assert_eq!(node.request(at(1)).claim, None);
+    node.set_capacity(0);
+    assert_eq!(node.request(at(1)).claim, None);
+}
+
+#[test]
+fn full_batch_is_followed_by_another_cycle_at_once() {
+    let mut node = holdings(100, 2);
+    let request = node.request(at(0));
+    let answer = CycleReply {
+        claimed: vec![claimed(1, 1, None), claimed(2, 1, None)],
+        owned: vec![owned(1, 1), owned(2, 1)],
+        ..reply(at(0))
+    };
+    let outcome = node.confirm(&request, at(0), at(1), &answer);
+    assert!(outcome.wish.due(&TIMING, 1.0) <= at(1).plus(FOLLOW_UP));
+}
+
+#[test]
+fn next_cycle_is_never_later_than_one_cycle_after_the_last_began() {
+    let mut node = holdings(100, 2);
+    let request = node.request(at(100));
+    let outcome = node.confirm(&request, at(100), at(104), &reply(at(100)));
+    assert_eq!(outcome.wish.due(&TIMING, 0.0), at(120));
+    assert_eq!(outcome.wish.due(&TIMING, 1.0), at(118));
+}
+
+#[test]
+fn node_with_room_wakes_when_the_next_lease_of_others_runs_out() {
+    let expiring = CycleReply { next_expiry: Some(s(7)), ..reply(at(100)) };
+    let mut node = holdings(1, 2);
+    let request = node.request(at(100));
+    let outcome = node.confirm(&request, at(100), at(101), &expiring);
+    assert_eq!(outcome.wish.due(&TIMING, 0.0), at(108));
+    assert!(outcome.wish.due(&TIMING, 1.0) <= at(108).plus(EXPIRY_JITTER_MAX));
+
+    node.set_capacity(0);
+    let request = node.request(at(100));
+    let outcome = node.confirm(&request, at(100), at(101), &expiring);
+    assert_eq!(outcome.wish.due(&TIMING, 0.0), at(120));
+}
+
+#[test]
+fn last_request_gives_back_and_does_nothing_else() {
+    let mut node = node_with(&[(1, 1, None), (2, 1, None)]);
+    node.hand_in(key(1, 1), at(0));
+    let request = node.last_request();
+    assert_eq!(request.release, [key(1, 1)]);
+    assert!(request.renew.is_empty() && request.claim.is_none());
+}
+
+fn mark(now_s: i64, timeline: u32) -> DatabaseMark {
+    DatabaseMark { now: Micros(now_s * 1_000_000), timeline: Some(timeline) }
+}
+
+#[test]
+fn database_clock_that_steps_freezes_claims_of_expired_rows_for_lease_and_fence() {
+    for stepped in [-40, 40] {
+        let mut guard = ClaimGuard::default();
+        assert_eq!(guard.observe(mark(1_000, 1), at(0), at(1), s(75)), None);
+        assert_eq!(guard.observe(mark(1_020, 1), at(20), at(21), s(75)), None);
+        let doubt = guard.observe(mark(1_040 + stepped, 1), at(40), at(41), s(75));
+        assert_eq!(doubt, Some(DatabaseDoubt::ClockStep), "{stepped}");
+        assert!(!guard.expired_may_be_claimed(at(115)));
+        assert!(guard.expired_may_be_claimed(at(116)));
+        assert_eq!(guard.observe(mark(1_060 + stepped, 1), at(60), at(61), s(75)), None);
+    }
+}
+
+#[test]
+fn slow_answers_and_half_a_second_of_drift_are_no_step() {
+    let mut guard = ClaimGuard::default();
+    guard.observe(mark(1_000, 1), at(0), at(0), s(75));
+    // Asked at 20, the database began at 24, the answer came at 25.
+    assert_eq!(guard.observe(mark(1_024, 1), at(20), at(25), s(75)), None);
+    // Asked at 40, began at once.
+    assert_eq!(guard.observe(mark(1_040, 1), at(40), at(40), s(75)), None);
+}
+
+#[test]
+fn other_timeline_freezes_claims_of_expired_rows_and_not_of_free_ones() {
+    let mut node = holdings(100, 50);
+    let request = node.request(at(0));
+    node.confirm(&request, at(0), at(0), &reply(at(0)));
+    let request = node.request(at(20));
+    assert!(request.claim.as_ref().unwrap().expired);
+    let mut promoted = reply(at(20));
+    promoted.database.timeline = Some(2);
+    let outcome = node.confirm(&request, at(20), at(20), &promoted);
+    assert_eq!(outcome.doubt, Some(DatabaseDoubt::Timeline));
+    assert!(node.claims_are_frozen(at(94)));
+    let claim = node.request(at(94)).claim.unwrap();
+    assert!(!claim.expired);
+    assert_eq!(claim.rows_max, 50);
+    assert!(node.request(at(95)).claim.unwrap().expired);
+}
+
+proptest! {
+    #[test]
+    fn diff_explains_every_account_of_both_sides_once(
+        before in prop::collection::btree_map(1u64..12, 1u64..4, 0..10),
+        after in prop::collection::btree_map(1u64..12, 1u64..4, 0..10),
+    ) {
+        let tenures = |map: &BTreeMap<u64, u64>| -> BTreeMap<AccountId, Tenure> {
+            map.iter().map(|(id, token)| (account(*id), Tenure {
+                token: Token::new(*token).unwrap(),
+                platform: "paper".into(),
+                enabled: true,
+                clean: true,
+                previous_owner: None,
+                term: None,
+            })).collect()
+        };
+        let steps = diff(&tenures(&before), &tenures(&after));
+        // Playing the steps on what was before gives what is after, and losses come first.
+        let mut played: BTreeMap<u64, u64> = before.clone();
+        let mut rank_before = 0;
+        for step in steps {
+            let rank = match step {
+                LeaseStep::Lost { tenure } => {
+                    prop_assert_eq!(played.remove(&tenure.account.get()), Some(tenure.token.get()));
+                    0
+                }
+                LeaseStep::Kept { tenure } => {
+                    prop_assert_eq!(after.get(&tenure.account.get()), Some(&tenure.token.get()));
+                    prop_assert_eq!(before.get(&tenure.account.get()), Some(&tenure.token.get()));
+                    1
+                }
+                LeaseStep::Gained { tenure, .. } => {
+                    prop_assert_eq!(played.insert(tenure.account.get(), tenure.token.get()), None);
+                    2
+                }
+            };
+            prop_assert!(rank >= rank_before);
+            rank_before = rank;
+        }
+        prop_assert_eq!(played, after);
+    }
+}
