@@ -167,6 +167,10 @@ pub const SETTINGS: &[Setting] = &[
     setting(LOG, Some("info"), "which log lines are written, as tracing's env filter reads it"),
 ];
 
+/// Variables of the `run` script and the tests. They are no settings of a node, but a node that is
+/// started by those finds them in its environment.
+pub const NOT_FOR_NODES: &[&str] = &["LOCKSTEP_TOOLS", "LOCKSTEP_PROFILE", "LOCKSTEP_BLESS"];
+
 /// Where the text of variables comes from: the process, or a map in a test.
 pub trait Vars {
     /// The text of one variable.
@@ -479,7 +483,10 @@ fn is_platform_word(word: &str) -> bool {
 }
 
 fn unknown_names(vars: &dyn Vars) -> Vec<String> {
-    let known = |name: &String| SETTINGS.iter().any(|setting| setting.name == name);
+    let known = |name: &String| {
+        SETTINGS.iter().any(|setting| setting.name == name)
+            || NOT_FOR_NODES.contains(&name.as_str())
+    };
     let mut unknown: Vec<String> = vars.names().into_iter().filter(|name| !known(name)).collect();
     unknown.sort();
     unknown

@@ -88,7 +88,7 @@ fn misspelt_variable_is_refused_with_the_name_that_was_meant() {
 
 #[test]
 fn variables_of_others_are_not_looked_at() {
-    assert_eq!(read(&[("LOCKSTEPPE", "x"), ("PATH", "/bin")]), read(&[]));
+    assert_eq!(read(&[("LOCKSTEPPE", "x"), ("PATH", "/bin"), ("LOCKSTEP_TOOLS", "/t")]), read(&[]));
 }
 
 #[test]

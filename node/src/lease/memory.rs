@@ -6,7 +6,7 @@
 //! Invariants: those of `store.rs`; both pass the suite in `tests.rs`.
 //!
 //! A [`Stage`] hook runs where a real cycle can be held up, so that a test can let time pass
-//! there. Not covered: two cycles side by side; each runs as a whole.
+//! there. Not covered: two cycles side by side; they run one after the other.
 
 use super::cycle::{
     ClaimRequest, ClaimedRow, CycleReply, CycleRequest, DatabaseMark, OwnedRow, TenureKey,
@@ -55,6 +55,8 @@ pub struct MemoryRow {
 #[derive(Clone)]
 pub struct MemoryTable {
     inner: Arc<Mutex<Inner>>,
+    /// Held from the first read of a cycle to its commit.
+    transactions: Arc<Mutex<()>>,
     clock: Arc<dyn Clock>,
 }
 
@@ -74,7 +76,7 @@ impl fmt::Debug for MemoryTable {
 impl MemoryTable {
     /// An empty table; `clock` is the database's.
     pub fn new(clock: impl Clock) -> Self {
-        Self { inner: Arc::default(), clock: Arc::new(clock) }
+        Self { inner: Arc::default(), transactions: Arc::default(), clock: Arc::new(clock) }
     }
 
     /// Adds an account, or switches it on or off.
@@ -159,11 +161,16 @@ impl MemoryOwnership {
         (self.hook)(Stage::Begin);
         let begun_at = self.table.now();
         (self.hook)(Stage::Write);
-        let mut inner = self.table.inner.lock();
-        let mut rows = inner.rows.clone();
+        let transactions = Arc::clone(&self.table.transactions);
+        let _one_at_a_time = transactions.lock();
+        let (before, locked) = {
+            let inner = self.table.inner.lock();
+            (inner.rows.clone(), inner.locked.clone())
+        };
+        let mut rows = before.clone();
         let mut work = Transaction {
             rows: &mut rows,
-            locked: &inner.locked,
+            locked: &locked,
             request,
             begun_at,
             until: self.table.now().plus(request.lease),
@@ -174,7 +181,14 @@ impl MemoryOwnership {
             return Err(LeaseError::TransactionTooOld { age });
         }
         (self.hook)(Stage::Commit);
-        inner.rows = rows;
+        let mut inner = self.table.inner.lock();
+        for (account, row) in rows.iter().filter(|(account, row)| before.get(account) != Some(row))
+        {
+            if let Some(present) = inner.rows.get_mut(account) {
+                // Whether it is enabled may have been changed meanwhile, by whoever that is for.
+                *present = MemoryRow { enabled: present.enabled, ..row.clone() };
+            }
+        }
         drop(inner);
         (self.hook)(Stage::Answer);
         if self.table.now().since(asked_at) > self.query_limit {

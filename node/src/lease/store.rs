@@ -132,15 +132,27 @@ struct Session {
 impl PostgresOwnership {
     /// A store that connects at its first cycle. `query_limit` bounds a whole cycle.
     pub fn new(url: &str, query_limit: Duration) -> Result<Self, DatabaseError> {
-        // The server gives up before the node does, so that a statement which waits is rolled back
-        // by an error and not by a closed socket; a row lock is waited for least of all.
-        let options = database::options(url, "lease")?.options([
-            ("statement_timeout", milliseconds(query_limit.mul_f64(0.8))),
-            ("lock_timeout", milliseconds(query_limit.mul_f64(0.4))),
-            ("idle_in_transaction_session_timeout", milliseconds(query_limit)),
-        ]);
+        let options = session_options(url, query_limit)?;
         Ok(Self { options, query_limit, session: None, pooler_ruled_out: false })
     }
+}
+
+/// What a lease connection asks of its server.
+///
+/// The server gives up before the node does, so that a statement which waits is rolled back by an
+/// error and not by a closed socket; a row lock is waited for least of all. No statement here ever
+/// wants a table from end to end: with fresh statistics the planner probes an owner's lease that
+/// way all the same, because it expects to meet one of its rows soon.
+pub(crate) fn session_options(
+    url: &str,
+    query_limit: Duration,
+) -> Result<PgConnectOptions, DatabaseError> {
+    Ok(database::options(url, "lease")?.options([
+        ("statement_timeout", milliseconds(query_limit.mul_f64(0.8))),
+        ("lock_timeout", milliseconds(query_limit.mul_f64(0.4))),
+        ("idle_in_transaction_session_timeout", milliseconds(query_limit)),
+        ("enable_seqscan", "off".to_owned()),
+    ]))
 }
 
 fn milliseconds(duration: Duration) -> String {

@@ -1,1 +1,239 @@
+//! The suite that both stores pass, what only a real Postgres can show, and the safety property.
 
+mod postgres;
+mod suite;
+mod trust;
+
+use super::cycle::{ClaimRequest, CycleRequest, LeaseTiming, TenureKey};
+use super::memory::{MemoryOwnership, MemoryTable};
+use super::store::{OwnershipStore, PostgresOwnership};
+use super::term::CycleNumber;
+use crate::clock::SystemClock;
+use crate::database;
+use schemas::{AccountId, NodeId, Token};
+use sqlx::postgres::{PgConnection, PgPool};
+use sqlx::{Connection, Executor};
+use std::collections::BTreeMap;
+use std::future::Future;
+use std::time::Duration;
+
+/// A test that waits longer than this for a condition has failed.
+const PATIENCE: Duration = Duration::from_secs(20);
+
+const TIMING: LeaseTiming = LeaseTiming {
+    lease: Duration::from_secs(60),
+    fence: Duration::from_secs(15),
+    cycle: Duration::from_secs(20),
+    retry: Duration::from_secs(2),
+    query_limit: Duration::from_secs(5),
+};
+
+fn account(number: u64) -> AccountId {
+    AccountId::new(number).unwrap()
+}
+
+fn token(number: u64) -> Token {
+    Token::new(number).unwrap()
+}
+
+fn key(id: u64, number: u64) -> TenureKey {
+    TenureKey { account: account(id), token: token(number) }
+}
+
+fn node(name: &str) -> NodeId {
+    NodeId::new(name).unwrap()
+}
+
+/// A cycle of a node that does nothing yet.
+fn cycle_of(name: &str) -> CycleRequest {
+    CycleRequest {
+        number: CycleNumber::NONE.next(),
+        node: node(name),
+        platforms: vec!["paper".into()],
+        lease: TIMING.lease,
+        release: Vec::new(),
+        renew: Vec::new(),
+        claim: None,
+    }
+}
+
+fn claim(rows_max: u32) -> Option<ClaimRequest> {
+    Some(ClaimRequest { rows_max, capacity: 1_000, expired: true, avoid: Vec::new() })
+}
+
+fn claiming(name: &str, rows_max: u32) -> CycleRequest {
+    CycleRequest { claim: claim(rows_max), ..cycle_of(name) }
+}
+
+fn renewing(name: &str, tenures: &[TenureKey]) -> CycleRequest {
+    CycleRequest { renew: tenures.to_vec(), ..cycle_of(name) }
+}
+
+fn releasing(name: &str, tenures: &[TenureKey]) -> CycleRequest {
+    CycleRequest { release: tenures.to_vec(), ..cycle_of(name) }
+}
+
+#[derive(Debug, Clone, PartialEq, Eq)]
+struct Row {
+    node_id: Option<String>,
+    token: Token,
+}
+
+/// What a test does to the table behind the nodes' backs.
+trait World: Send + Sync {
+    type Store: OwnershipStore;
+
+    async fn new() -> Self;
+    fn store(&self) -> Self::Store;
+    async fn set_account(&self, id: u64, platform: &str, enabled: bool);
+    async fn expire(&self, id: u64);
+    async fn row(&self, id: u64) -> Row;
+    /// Runs `work` while somebody else holds a lock on the row.
+    async fn while_locked<T>(&self, id: u64, work: impl Future<Output = T>) -> T;
+}
+
+struct MemoryWorld {
+    table: MemoryTable,
+}
+
+impl World for MemoryWorld {
+    type Store = MemoryOwnership;
+
+    async fn new() -> Self {
+        Self { table: MemoryTable::new(SystemClock) }
+    }
+
+    fn store(&self) -> MemoryOwnership {
+        MemoryOwnership::new(self.table.clone(), TIMING.query_limit)
+    }
+
+    async fn set_account(&self, id: u64, platform: &str, enabled: bool) {
+        self.table.set_account(account(id), platform, enabled);
+    }
+
+    async fn expire(&self, id: u64) {
+        self.table.expire(account(id));
+    }
+
+    async fn row(&self, id: u64) -> Row {
+        let row = self.table.row(account(id)).unwrap();
+        Row { node_id: row.node_id, token: row.token }
+    }
+
+    async fn while_locked<T>(&self, id: u64, work: impl Future<Output = T>) -> T {
+        self.table.set_locked(account(id), true);
+        let done = work.await;
+        self.table.set_locked(account(id), false);
+        done
+    }
+}
+
+struct PostgresWorld {
+    url: String,
+    admin: PgPool,
+}
+
+impl World for PostgresWorld {
+    type Store = PostgresOwnership;
+
+    async fn new() -> Self {
+        let server = devstack::shared_postgres().await.unwrap();
+        let url = server.create_database("lease").await.unwrap();
+        database::migrate(&url).await.unwrap();
+        let admin = database::pool(&url, "test", 4).unwrap();
+        Self { url, admin }
+    }
+
+    fn store(&self) -> PostgresOwnership {
+        PostgresOwnership::new(&self.url, TIMING.query_limit).unwrap()
+    }
+
+    async fn set_account(&self, id: u64, platform: &str, enabled: bool) {
+        sqlx::query(
+            "insert into trading_accounts (id, platform, name, enabled)
+             values ($1, $2, 'account-' || $1, $3)
+             on conflict (id) do update set enabled = excluded.enabled",
+        )
+        .bind(account(id).as_i64())
+        .bind(platform)
+        .bind(enabled)
+        .execute(&self.admin)
+        .await
+        .unwrap();
+    }
+
+    async fn expire(&self, id: u64) {
+        sqlx::query("update trading_accounts set lease_until = '-infinity' where id = $1")
+            .bind(account(id).as_i64())
+            .execute(&self.admin)
+            .await
+            .unwrap();
+    }
+
+    async fn row(&self, id: u64) -> Row {
+        let (node_id, token): (Option<String>, i64) =
+            sqlx::query_as("select node_id, lease_token from trading_accounts where id = $1")
+                .bind(account(id).as_i64())
+                .fetch_one(&self.admin)
+                .await
+                .unwrap();
+        Row { node_id, token: Token::from_i64(token).unwrap() }
+    }
+
+    async fn while_locked<T>(&self, id: u64, work: impl Future<Output = T>) -> T {
+        let mut other = self.admin.begin().await.unwrap();
+        sqlx::query("select 1 from trading_accounts where id = $1 for update")
+            .bind(account(id).as_i64())
+            .execute(&mut *other)
+            .await
+            .unwrap();
+        let done = work.await;
+        other.rollback().await.unwrap();
+        done
+    }
+}
+
+impl PostgresWorld {
+    async fn connection(&self) -> PgConnection {
+        PgConnection::connect(&self.url).await.unwrap()
+    }
+
+    async fn run(&self, sql: &'static str) {
+        self.admin.execute(sql).await.unwrap();
+    }
+
+    /// Adds accounts 1 to `count`.
+    async fn fill(&self, count: i64) {
+        sqlx::query(
+            "insert into trading_accounts (id, platform, name)
+             select n, 'paper', 'account-' || n from generate_series(1, $1) n",
+        )
+        .bind(count)
+        .execute(&self.admin)
+        .await
+        .unwrap();
+    }
+
+    async fn number(&self, sql: &'static str) -> i64 {
+        sqlx::query_scalar(sql).fetch_one(&self.admin).await.unwrap()
+    }
+
+    /// Owner of every row.
+    async fn owners(&self) -> BTreeMap<i64, Option<String>> {
+        let rows: Vec<(i64, Option<String>)> =
+            sqlx::query_as("select id, node_id from trading_accounts")
+                .fetch_all(&self.admin)
+                .await
+                .unwrap();
+        rows.into_iter().collect()
+    }
+}
+
+/// Looks until the condition holds; a test that looks for longer than [`PATIENCE`] has failed.
+async fn eventually<F: Future<Output = bool>>(what: &str, mut holds: impl FnMut() -> F) {
+    let limit = tokio::time::Instant::now() + PATIENCE;
+    while !holds().await {
+        assert!(tokio::time::Instant::now() < limit, "never happened: {what}");
+        tokio::time::sleep(Duration::from_millis(10)).await;
+    }
+}

@@ -1,0 +1,252 @@
+//! What every store does, real or not.
+
+use super::*;
+
+/// Makes one test per store out of each case.
+macro_rules! for_both_stores {
+    ($($case:ident)*) => {
+        mod memory {
+            use super::World;
+            $(#[tokio::test] async fn $case() { super::$case(super::MemoryWorld::new().await).await; })*
+        }
+        mod postgres {
+            use super::World;
+            $(#[tokio::test] async fn $case() { super::$case(super::PostgresWorld::new().await).await; })*
+        }
+    };
+}
+
+for_both_stores! {
+    free_accounts_are_claimed_up_to_the_limit
+    claim_counts_what_the_node_owns_by_the_tables_word
+    account_of_a_live_owner_is_not_claimed
+    account_of_a_dead_owner_is_claimed_under_a_higher_token_and_says_whose_it_was
+    expired_rows_are_left_alone_when_the_databases_time_is_in_doubt
+    renewal_under_another_token_does_nothing
+    two_processes_with_one_name_do_not_renew_for_each_other
+    account_that_went_to_another_node_and_back_is_another_tenure
+    renewal_passes_a_locked_row_by_and_renews_the_others
+    claim_passes_a_locked_row_by
+    release_frees_the_row_and_the_next_owner_starts_clean
+    release_under_another_token_does_nothing
+    release_of_a_locked_row_waits_for_the_next_cycle
+    account_that_was_switched_off_is_still_owned_and_reported_but_never_claimed
+    accounts_of_other_platforms_are_not_touched
+    account_that_the_node_keeps_away_from_is_not_claimed
+    next_expiry_is_that_of_the_others
+}
+
+async fn free_accounts_are_claimed_up_to_the_limit(world: impl World) {
+    for id in 1..=5 {
+        world.set_account(id, "paper", true).await;
+    }
+    let mut store = world.store();
+    let reply = store.cycle(&claiming("a", 3)).await.unwrap();
+    assert_eq!(reply.claimed.len(), 3);
+    assert_eq!(reply.owned.len(), 3);
+    assert_eq!(reply.unowned, 2);
+    for row in &reply.claimed {
+        assert_eq!(row.previous_owner, None);
+        assert_eq!(row.tenure.token, token(1));
+    }
+    let reply = store.cycle(&claiming("a", 3)).await.unwrap();
+    assert_eq!((reply.claimed.len(), reply.owned.len(), reply.unowned), (2, 5, 0));
+}
+
+async fn claim_counts_what_the_node_owns_by_the_tables_word(world: impl World) {
+    for id in 1..=5 {
+        world.set_account(id, "paper", true).await;
+    }
+    let mut store = world.store();
+    store.cycle(&claiming("a", 2)).await.unwrap();
+    // The node forgot the two: their commit was never answered.
+    let mut request = claiming("a", 3);
+    request.claim.as_mut().unwrap().capacity = 3;
+    let reply = store.cycle(&request).await.unwrap();
+    assert_eq!((reply.claimed.len(), reply.owned.len()), (1, 3));
+}
+
+async fn account_of_a_live_owner_is_not_claimed(world: impl World) {
+    world.set_account(1, "paper", true).await;
+    world.store().cycle(&claiming("a", 5)).await.unwrap();
+    let reply = world.store().cycle(&claiming("b", 5)).await.unwrap();
+    assert_eq!((reply.claimed.len(), reply.owned.len()), (0, 0));
+}
+
+async fn account_of_a_dead_owner_is_claimed_under_a_higher_token_and_says_whose_it_was(
+    world: impl World,
+) {
+    world.set_account(1, "paper", true).await;
+    world.store().cycle(&claiming("a", 5)).await.unwrap();
+    world.expire(1).await;
+    let reply = world.store().cycle(&claiming("b", 5)).await.unwrap();
+    assert_eq!(reply.claimed[0].tenure, key(1, 2));
+    assert_eq!(reply.claimed[0].previous_owner.as_deref(), Some("a"));
+    assert_eq!(world.row(1).await, Row { node_id: Some("b".into()), token: token(2) });
+}
+
+async fn expired_rows_are_left_alone_when_the_databases_time_is_in_doubt(world: impl World) {
+    world.set_account(1, "paper", true).await;
+    world.store().cycle(&claiming("a", 5)).await.unwrap();
+    world.expire(1).await;
+    world.set_account(2, "paper", true).await;
+    let mut request = claiming("b", 5);
+    request.claim.as_mut().unwrap().expired = false;
+    let reply = world.store().cycle(&request).await.unwrap();
+    assert_eq!(reply.claimed.len(), 1);
+    assert_eq!(reply.claimed[0].tenure, key(2, 1));
+}
+
+async fn renewal_under_another_token_does_nothing(world: impl World) {
+    world.set_account(1, "paper", true).await;
+    let mut store = world.store();
+    store.cycle(&claiming("a", 5)).await.unwrap();
+    world.expire(1).await;
+    for wrong in [0, 2] {
+        let reply = store.cycle(&renewing("a", &[key(1, wrong)])).await.unwrap();
+        assert_eq!(reply.renewed, []);
+    }
+    // Still up for claim: nothing was made longer.
+    let reply = world.store().cycle(&claiming("b", 5)).await.unwrap();
+    assert_eq!(reply.claimed.len(), 1);
+}
+
+async fn two_processes_with_one_name_do_not_renew_for_each_other(world: impl World) {
+    world.set_account(1, "paper", true).await;
+    let (first, second) =
+        (super::super::boot_node_id("host").unwrap(), super::super::boot_node_id("host").unwrap());
+    let mut store = world.store();
+    store.cycle(&claiming(first.as_str(), 5)).await.unwrap();
+    let reply = store.cycle(&renewing(second.as_str(), &[key(1, 1)])).await.unwrap();
+    assert_eq!((reply.renewed, reply.owned), (Vec::new(), Vec::new()));
+}
+
+async fn account_that_went_to_another_node_and_back_is_another_tenure(world: impl World) {
+    world.set_account(1, "paper", true).await;
+    world.store().cycle(&claiming("a", 5)).await.unwrap();
+    for name in ["b", "a"] {
+        world.expire(1).await;
+        world.store().cycle(&claiming(name, 5)).await.unwrap();
+    }
+    let stale = world.store().cycle(&renewing("a", &[key(1, 1)])).await.unwrap();
+    assert_eq!(stale.renewed, []);
+    assert_eq!(stale.owned[0].tenure, key(1, 3));
+    let stale = world.store().cycle(&releasing("a", &[key(1, 1)])).await.unwrap();
+    assert_eq!(stale.released, []);
+    let current = world.store().cycle(&renewing("a", &[key(1, 3)])).await.unwrap();
+    assert_eq!(current.renewed, [account(1)]);
+}
+
+async fn renewal_passes_a_locked_row_by_and_renews_the_others(world: impl World) {
+    for id in 1..=10 {
+        world.set_account(id, "paper", true).await;
+    }
+    let mut store = world.store();
+    store.cycle(&claiming("a", 10)).await.unwrap();
+    let tenures: Vec<TenureKey> = (1..=10).map(|id| key(id, 1)).collect();
+    let request = renewing("a", &tenures);
+    let reply = world.while_locked(7, store.cycle(&request)).await.unwrap();
+    assert_eq!(reply.renewed.len(), 9);
+    assert!(!reply.renewed.contains(&account(7)));
+    assert_eq!(reply.owned.len(), 10);
+    assert_eq!(store.cycle(&request).await.unwrap().renewed.len(), 10);
+}
+
+async fn claim_passes_a_locked_row_by(world: impl World) {
+    for id in 1..=3 {
+        world.set_account(id, "paper", true).await;
+    }
+    let mut store = world.store();
+    let reply = world.while_locked(2, store.cycle(&claiming("a", 2))).await.unwrap();
+    let ids: Vec<AccountId> = reply.owned.iter().map(|row| row.tenure.account).collect();
+    assert_eq!(ids, [account(1), account(3)]);
+}
+
+async fn release_frees_the_row_and_the_next_owner_starts_clean(world: impl World) {
+    world.set_account(1, "paper", true).await;
+    let mut store = world.store();
+    store.cycle(&claiming("a", 5)).await.unwrap();
+    let reply = store.cycle(&releasing("a", &[key(1, 1)])).await.unwrap();
+    assert_eq!((reply.released, reply.owned.len()), (vec![account(1)], 0));
+    assert_eq!(world.row(1).await, Row { node_id: None, token: token(1) });
+    let reply = world.store().cycle(&claiming("b", 5)).await.unwrap();
+    assert_eq!(reply.claimed[0].tenure, key(1, 2));
+    assert_eq!(reply.claimed[0].previous_owner, None);
+}
+
+async fn release_under_another_token_does_nothing(world: impl World) {
+    world.set_account(1, "paper", true).await;
+    let mut store = world.store();
+    store.cycle(&claiming("a", 5)).await.unwrap();
+    for request in [releasing("a", &[key(1, 2)]), releasing("b", &[key(1, 1)])] {
+        assert_eq!(store.cycle(&request).await.unwrap().released, []);
+    }
+    assert_eq!(world.row(1).await.node_id.as_deref(), Some("a"));
+}
+
+async fn release_of_a_locked_row_waits_for_the_next_cycle(world: impl World) {
+    world.set_account(1, "paper", true).await;
+    let mut store = world.store();
+    store.cycle(&claiming("a", 5)).await.unwrap();
+    let request = releasing("a", &[key(1, 1)]);
+    let reply = world.while_locked(1, store.cycle(&request)).await.unwrap();
+    assert_eq!((reply.released.len(), reply.owned.len()), (0, 1));
+    assert_eq!(store.cycle(&request).await.unwrap().released, [account(1)]);
+}
+
+async fn account_that_was_switched_off_is_still_owned_and_reported_but_never_claimed(
+    world: impl World,
+) {
+    world.set_account(1, "paper", true).await;
+    let mut store = world.store();
+    store.cycle(&claiming("a", 5)).await.unwrap();
+    world.set_account(1, "paper", false).await;
+    let reply = store.cycle(&renewing("a", &[key(1, 1)])).await.unwrap();
+    assert_eq!(reply.renewed, [account(1)]);
+    assert!(!reply.owned[0].enabled);
+    world.expire(1).await;
+    assert_eq!(world.store().cycle(&claiming("b", 5)).await.unwrap().claimed, []);
+    store.cycle(&releasing("a", &[key(1, 1)])).await.unwrap();
+    assert_eq!(world.store().cycle(&claiming("b", 5)).await.unwrap().claimed, []);
+}
+
+async fn accounts_of_other_platforms_are_not_touched(world: impl World) {
+    world.set_account(1, "mt5", true).await;
+    world.set_account(2, "fix44", true).await;
+    let mut store = world.store();
+    let reply = store.cycle(&claiming("a", 5)).await.unwrap();
+    assert_eq!((reply.claimed.len(), reply.unowned), (0, 0));
+    let mut both = claiming("a", 5);
+    both.platforms = vec!["fix44".into(), "mt5".into(), "paper".into()];
+    let reply = store.cycle(&both).await.unwrap();
+    assert_eq!(reply.claimed.len(), 2);
+    assert_eq!(reply.owned.iter().filter(|row| row.platform == "mt5").count(), 1);
+}
+
+async fn account_that_the_node_keeps_away_from_is_not_claimed(world: impl World) {
+    for id in 1..=3 {
+        world.set_account(id, "paper", true).await;
+    }
+    let mut other = claiming("b", 5);
+    other.claim.as_mut().unwrap().avoid = vec![account(1), account(3)];
+    world.store().cycle(&other).await.unwrap();
+    world.expire(2).await;
+    let mut request = claiming("a", 5);
+    request.claim.as_mut().unwrap().avoid = vec![account(1), account(2)];
+    let reply = world.store().cycle(&request).await.unwrap();
+    assert_eq!(reply.claimed.len(), 1);
+    assert_eq!(reply.claimed[0].tenure.account, account(3));
+}
+
+async fn next_expiry_is_that_of_the_others(world: impl World) {
+    world.set_account(1, "paper", true).await;
+    let mut store = world.store();
+    let reply = store.cycle(&claiming("a", 5)).await.unwrap();
+    assert_eq!(reply.next_expiry, None);
+    let reply = world.store().cycle(&cycle_of("b")).await.unwrap();
+    let left = reply.next_expiry.unwrap();
+    assert!(left <= TIMING.lease && left > TIMING.lease - Duration::from_secs(20), "{left:?}");
+    world.expire(1).await;
+    let reply = world.store().cycle(&cycle_of("b")).await.unwrap();
+    assert_eq!(reply.next_expiry, None);
+}
