@@ -137,11 +137,7 @@ impl World for PostgresWorld {
     type Store = PostgresOwnership;
 
     async fn new() -> Self {
-        let server = devstack::shared_postgres().await.unwrap();
-        let url = server.create_database("lease").await.unwrap();
-        database::migrate(&url).await.unwrap();
-        let admin = database::pool(&url, "test", 4).unwrap();
-        Self { url, admin }
+        Self::on(devstack::shared_postgres().await.unwrap()).await
     }
 
     fn store(&self) -> PostgresOwnership {
@@ -194,6 +190,13 @@ impl World for PostgresWorld {
 }
 
 impl PostgresWorld {
+    async fn on(server: &devstack::Postgres) -> Self {
+        let url = server.create_database("lease").await.unwrap();
+        database::migrate(&url).await.unwrap();
+        let admin = database::pool(&url, "test", 4).unwrap();
+        Self { url, admin }
+    }
+
     async fn connection(&self) -> PgConnection {
         PgConnection::connect(&self.url).await.unwrap()
     }

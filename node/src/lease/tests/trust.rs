@@ -1,10 +1,10 @@
 //! Nobody is trusted after the row could expire, whatever is held up where.
 
 use super::super::memory::Stage;
-use super::super::task::{LeaseKeeper, LeaseSettings};
+use super::super::task::{LeaseKeeper, LeaseSettings, start, watch_for_freezes};
 use super::*;
 use crate::clock::{ManualClock, NodeClock};
-use crate::gate::Gate;
+use crate::gate::{Denied, Gate};
 use parking_lot::Mutex;
 use proptest::prelude::*;
 use schemas::Micros;
@@ -170,4 +170,44 @@ fn wait_for_the_connection_before_the_claim_costs_the_owner_and_not_the_fence() 
         Act::Wait(60),
         Act::Cycle { node: 1, delays: [0; 5] },
     ]);
+}
+
+#[tokio::test]
+async fn node_that_stood_still_sends_nothing_until_a_later_renewal_is_confirmed() {
+    let table = MemoryTable::new(SystemClock);
+    table.set_account(account(ACCOUNT), "paper", true);
+    let hands = ManualClock::default();
+    let (clock, gate) = (NodeClock::new(hands.clone()), Gate::new());
+    let settings = LeaseSettings {
+        node: node("a"),
+        platforms: vec!["paper".into()],
+        timing: TIMING,
+        capacity: 10,
+        claim_rows_max: 10,
+        listen_url: None,
+    };
+    let store = MemoryOwnership::new(table.clone(), TIMING.query_limit);
+    let lease = start(settings, store, gate.clone(), clock.clone()).unwrap();
+    let ticker = watch_for_freezes(clock.clone(), gate.clone(), lease.wake()).unwrap();
+    let may_send = || gate.permit(account(ACCOUNT), clock.now(), Duration::from_secs(2));
+    eventually("the node may send", async || may_send().is_ok()).await;
+    let before = may_send().unwrap();
+
+    // The database is away, so that nothing can be confirmed after the freeze.
+    table.set_reachable(false);
+    hands.suspend(Duration::from_secs(3));
+    assert_eq!(may_send().unwrap_err(), Denied::Frozen, "before the ticker has noticed");
+    eventually("the ticker has noticed", async || may_send().unwrap_err() == Denied::Revoked).await;
+
+    table.set_reachable(true);
+    eventually("the node may send again", async || {
+        // A clock that stands still would put the renewal at the instant of the freeze.
+        hands.advance(Duration::from_millis(10));
+        may_send().is_ok()
+    })
+    .await;
+    assert_ne!(may_send().unwrap().stretch(), before.stretch());
+    assert_eq!(before.spend(clock.now()).unwrap_err(), Denied::Void);
+    drop(ticker);
+    lease.shutdown().await;
 }
