@@ -143,7 +143,8 @@ impl LeaseHandle {
         LeaseCommands { commands: self.commands.clone() }
     }
 
-    /// What the node owns; changes after every cycle.
+    /// What the node owns; changes after every cycle. When waiting for a change fails, the loop has
+    /// died: nothing is renewed any more, permits run out, and the process had better end.
     pub fn state(&self) -> watch::Receiver<Arc<LeaseState>> {
         self.state.clone()
     }
@@ -181,6 +182,8 @@ pub fn start<S: OwnershipStore>(
     let woken = Arc::clone(&wake);
     let thread = std::thread::Builder::new().name("lockstep-lease".into()).spawn(move || {
         runtime.block_on(run(keeper, settings, commands_in, woken));
+        // A name lookup that hangs in its own thread must not hold up the end of the node.
+        runtime.shutdown_background();
         // Nobody may be waiting for the end.
         let _nobody_waits = ended_out.send(());
     })?;
@@ -414,6 +417,7 @@ async fn run<S: OwnershipStore>(
     keeper.end().await;
     if let Some(listener) = listener {
         listener.abort();
+        let _aborted = listener.await;
     }
 }
 
