@@ -117,12 +117,16 @@ impl<'a> RowReader<'a> {
         if text.is_empty() || parse_decimal(text).is_some_and(|level| level.is_zero()) {
             return Ok(None);
         }
-        let level = price_of(text)
-            .ok_or_else(|| self.cell_error(index, column, "is not a price level"))?;
+        let level =
+            price_of(text).ok_or_else(|| self.cell_error(index, column, "is not a price level"))?;
         Ok(Some(level))
     }
 
-    pub(super) fn symbol(&self, index: usize, column: &'static str) -> Result<Symbol, HistoryError> {
+    pub(super) fn symbol(
+        &self,
+        index: usize,
+        column: &'static str,
+    ) -> Result<Symbol, HistoryError> {
         Symbol::new(self.text(index))
             .map_err(|_| self.cell_error(index, column, "is not the name of a symbol"))
     }

@@ -66,7 +66,7 @@ use table::TableRow;
 /// Largest file that is read. Chosen: a hundred times the largest statement we have seen.
 pub const FILE_BYTES_MAX: u64 = 40 * 1024 * 1024;
 
-/// A made-up history in our own layout: 40 trades in five symbols over two hours, with bursts,
+/// A made-up history in our own layout: about 40 trades in five symbols over two hours, with bursts,
 /// partial closes and two pending orders; flat at the end.
 pub const DEMO: &str = include_str!("demo.csv");
 

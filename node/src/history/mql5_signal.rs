@@ -110,7 +110,8 @@ fn see_prices(
 ) -> Result<schemas::ids::Symbol, HistoryError> {
     reader.need_cells(CELLS_NEEDED)?;
     let symbol = reader.symbol(SYMBOL, "Symbol")?;
-    let prices = [Some(columns.open_price), columns.stop, columns.target, Some(columns.close_price)];
+    let prices =
+        [Some(columns.open_price), columns.stop, columns.target, Some(columns.close_price)];
     for index in prices.into_iter().flatten() {
         history.saw_price(&symbol, reader.text(index));
     }

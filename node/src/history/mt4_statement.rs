@@ -145,7 +145,8 @@ fn linked_ticket(comment: &str, word: &str) -> Option<MasterTicket> {
     let at = comment.find(word)?;
     // `to #5` inside `into #5` is a person's text and no link.
     let starts_a_word = comment.get(..at)?.chars().next_back().is_none_or(|c| c == ' ' || c == ']');
-    let digits: String = comment.get(at + word.len()..)?.chars().take_while(char::is_ascii_digit).collect();
+    let digits: String =
+        comment.get(at + word.len()..)?.chars().take_while(char::is_ascii_digit).collect();
     let ticket = parse_whole(&digits).and_then(|number| MasterTicket::new(number).ok());
     ticket.filter(|_| starts_a_word)
 }
@@ -213,7 +214,8 @@ fn read_trade(
     } else {
         None
     };
-    let lots = if is_zero(reader.text(SIZE)) && linked_ticket(comment, "close hedge by #").is_some() {
+    let lots = if is_zero(reader.text(SIZE)) && linked_ticket(comment, "close hedge by #").is_some()
+    {
         zero_lots.push(history.trades.len());
         Lots::new(Decimal::ONE).expect("one lot is a volume; replaced in size_closed_by")
     } else {

@@ -122,9 +122,8 @@ fn symbol_of(file: &str, head: &[TableRow]) -> Result<Symbol, HistoryError> {
     };
     let text = row.text(1);
     let name = text.split_once(" (").map_or(text, |(name, _)| name);
-    Symbol::new(name).map_err(|_| {
-        RowReader { file, row }.cell_error(1, "Symbol", "is not the name of a symbol")
-    })
+    Symbol::new(name)
+        .map_err(|_| RowReader { file, row }.cell_error(1, "Symbol", "is not the name of a symbol"))
 }
 
 impl Book {

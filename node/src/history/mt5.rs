@@ -38,7 +38,7 @@ enum Section {
     Deals,
 }
 
-/// Section by its title; the second value is false for titles of parts without trades.
+/// Section by its title; `None` for the parts that hold no trades.
 fn section_of(title: &str) -> Option<Section> {
     Some(match title {
         "Positions" => Section::Positions,
@@ -88,7 +88,6 @@ struct Report {
     positions: Vec<PositionRow>,
     orders: BTreeMap<u64, OrderLevels>,
     stop_limits: usize,
-    /// Whether a pending order of this index is still working by its state.
     pendings: Vec<HistoryPending>,
     has_positions: bool,
 }
@@ -112,7 +111,7 @@ pub(super) fn parse(mut history: History, rows: &[TableRow]) -> Result<History, 
             (Some(_), None) if row.text(0).ends_with("Time") => header = Some(row),
             (Some(_), None) => {}
             (Some(section), Some(header)) => {
-                if row.text(0).is_empty() && row.text(1).is_empty() {
+                if is_total(row) {
                     continue;
                 }
                 let columns = Columns { reader, header };
@@ -121,6 +120,12 @@ pub(super) fn parse(mut history: History, rows: &[TableRow]) -> Result<History, 
         }
     }
     finish(history, report)
+}
+
+/// Sums stand below an empty first cell that is wide in HTML, or several of them in CSV.
+fn is_total(row: &TableRow) -> bool {
+    let wide = row.cells.first().is_none_or(|cell| cell.colspan > 1);
+    row.text(0).is_empty() && (wide || row.text(1).is_empty())
 }
 
 fn read_head(history: &mut History, row: &TableRow) {
@@ -237,7 +242,8 @@ fn wanted_lots(columns: Columns<'_>) -> Result<Lots, HistoryError> {
     let index = columns.at("Volume", 0)?;
     let text = columns.reader.text(index);
     let wanted = text.split_once('/').map_or(text, |(wanted, _)| wanted);
-    lots_of(wanted).ok_or_else(|| columns.reader.cell_error(index, "Volume", "is not a volume above 0"))
+    lots_of(wanted)
+        .ok_or_else(|| columns.reader.cell_error(index, "Volume", "is not a volume above 0"))
 }
 
 fn read_order(
@@ -334,7 +340,13 @@ fn read_deal(history: &mut History, columns: Columns<'_>) -> Result<(), HistoryE
         "out" => DealDirection::Out,
         "in/out" | "inout" => DealDirection::InOut,
         "out by" => DealDirection::OutBy,
-        _ => return Err(reader.cell_error(direction, "Direction", "is none of in, out, in/out, out by")),
+        _ => {
+            return Err(reader.cell_error(
+                direction,
+                "Direction",
+                "is none of in, out, in/out, out by",
+            ));
+        }
     };
     let symbol = reader.symbol(columns.at("Symbol", 0)?, "Symbol")?;
     let price = columns.at("Price", 0)?;
@@ -383,7 +395,7 @@ fn finish(mut history: History, report: Report) -> Result<History, HistoryError>
     }
     if report.stop_limits > 0 {
         history.unsaid.push(format!(
-            "{} stop limit orders were left out: there is no event for them; a trade that came \
+            "stop limit orders left out: {}; there is no event for them, and a trade that came \
              from one is played as opened at market",
             report.stop_limits
         ));
@@ -439,7 +451,8 @@ fn join_parts(
         row,
         problem: format!("position {}: {problem}", first.ticket),
     };
-    let lots = Lots::new(total).map_err(|_| row_error(first.row, "its rows add up to too many lots"))?;
+    let lots =
+        Lots::new(total).map_err(|_| row_error(first.row, "its rows add up to too many lots"))?;
     let mut left = lots;
     let mut changes = Vec::new();
     for pair in group.windows(2) {
@@ -480,8 +493,8 @@ fn join_parts(
     })
 }
 
-/// Orders whose number a trade has were filled. Others that the report calls filled added to
-/// (or closed) a position that was there: they are gone at that time.
+/// Orders whose number a trade has were filled. Another that the report calls filled added to
+/// (or closed) a position that was there, and is gone at that time like a deleted one.
 fn settle_pendings(history: &mut History) {
     let tickets: BTreeMap<MasterTicket, PrimitiveDateTime> =
         history.trades.iter().map(|t| (t.ticket, t.opened_at)).collect();

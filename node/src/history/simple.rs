@@ -53,8 +53,18 @@ const KIND: usize = 11;
 
 /// Columns of the header, in this order; the last may be left out.
 pub const COLUMNS: [&str; 12] = [
-    "ticket", "open_time", "side", "lots", "symbol", "open_price", "sl", "tp", "close_time",
-    "close_price", "comment", "kind",
+    "ticket",
+    "open_time",
+    "side",
+    "lots",
+    "symbol",
+    "open_price",
+    "sl",
+    "tp",
+    "close_time",
+    "close_price",
+    "comment",
+    "kind",
 ];
 
 /// Whether the first line is the header of our layout.

@@ -105,7 +105,11 @@ fn visible_text(cell: ElementRef<'_>) -> String {
 }
 
 /// Rows of a CSV text; empty lines are skipped.
-pub(super) fn csv_rows(file: &str, text: &str, separator: u8) -> Result<Vec<TableRow>, HistoryError> {
+pub(super) fn csv_rows(
+    file: &str,
+    text: &str,
+    separator: u8,
+) -> Result<Vec<TableRow>, HistoryError> {
     let mut reader = csv::ReaderBuilder::new()
         .delimiter(separator)
         .has_headers(false)

@@ -31,9 +31,7 @@ use schemas::quantity::{Lots, Price};
 use time::PrimitiveDateTime;
 
 use super::lineage::{Lineage, lineage};
-use super::{
-    History, HistoryPending, HistoryTrade, Levels, PendingOutcome, TradeChangeKind,
-};
+use super::{History, HistoryPending, HistoryTrade, Levels, PendingOutcome, TradeChangeKind};
 
 /// One change of the master's account.
 #[derive(Debug, Clone, PartialEq, Eq)]

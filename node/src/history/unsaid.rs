@@ -24,13 +24,14 @@ pub(super) fn add(history: &mut History) {
     }
     let open = history.trades.iter().filter(|trade| trade.close.is_none()).count();
     if open > 0 {
-        sentences.push(format!("{open} trades are open at the end of the file and stay open"));
+        sentences
+            .push(format!("trades that are open at the end of the file and stay open: {open}"));
     }
     let built = build(history);
     if built.contradicted > 0 {
         sentences.push(format!(
-            "{} trades or orders have a stop or target that a price of the file contradicts: it was \
-             set later than at the open, nobody knows when, and is not played",
+            "trades or orders with a stop or target that is not played: {}; a price of the file \
+             reaches it before their end, so it was set later than at the open, nobody knows when",
             built.contradicted
         ));
     }
