@@ -1,0 +1,537 @@
+//! Both accounts with every trade of the follower assigned to the ticket that explains it.
+//!
+//! Decides: which trades and orders of the follower are copies of which master ticket, which
+//! look like ours and are not explained, and which are none of our business.
+//!
+//! Ways to recognise a copy, the surest first; a trade is assigned once:
+//! pair ticket, lineage of the pair ticket, exact tag and magic, tag of a predecessor,
+//! shape of an ended part, unique match with a trade that has no copy.
+//!
+//! Invariants:
+//! 1. A trade with a foreign magic is never assigned; one without a magic only by pair ticket.
+//! 2. A trade with the exact tag of one ticket is never assigned to another.
+//! 3. A copy has the symbol and direction of its pair (H64, H66).
+//! 4. Everything is kept in maps and sorted lists: the order of the inputs does not show.
+
+use crate::action::{FoundBy, StrayReason};
+use crate::input::{InputParts, LinkMode, LinkRules};
+use crate::lineage::Lineage;
+use crate::pair::{Pair, PairState};
+use crate::pendings::copy_kind;
+use crate::price_guard::point_of;
+use crate::stops::prices_differ;
+use crate::tag;
+use crate::ticket::{Base, CopyView, Market, MasterView, copy_side, gate, size_of, usable_spec};
+use rust_decimal::Decimal;
+use schemas::{
+    ClosedTrade, FollowerTicket, LinkId, Lots, MasterTicket, Micros, PendingKind, Price, Side,
+    Symbol,
+};
+use std::collections::{BTreeMap, BTreeSet};
+
+/// A trade or order of the follower.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Item<'a> {
+    pub(crate) copy: CopyView<'a>,
+    pub(crate) opened_at: Micros,
+    magic: i64,
+    tag: Option<(LinkId, MasterTicket)>,
+}
+
+/// A copy, and how it was recognised.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Found<'a> {
+    pub(crate) item: Item<'a>,
+    pub(crate) found_by: FoundBy,
+    /// The deciding pair names it, so it is the one that stays (H55).
+    is_pairs: bool,
+}
+
+/// The input, sorted by what explains what.
+pub(crate) struct World<'a> {
+    pub(crate) parts: InputParts<'a>,
+    pub(crate) market: Market<'a>,
+    pub(crate) lineage: Lineage,
+    /// Copies by master ticket; the one that stays first.
+    copies: BTreeMap<MasterTicket, Vec<Found<'a>>>,
+    /// Looks like ours and is not explained.
+    pub(crate) strays: BTreeMap<FollowerTicket, StrayReason>,
+    stray_items: BTreeMap<FollowerTicket, Item<'a>>,
+    /// Finished trades with our magic, or of a ticket that a pair names, oldest first.
+    history: BTreeMap<FollowerTicket, Vec<&'a ClosedTrade>>,
+    /// Tickets whose finished parts are explained by a pair or a copy.
+    explained: BTreeSet<FollowerTicket>,
+    /// Pairs whose ended copy may continue in one of several unexplained trades.
+    ambiguous: BTreeSet<MasterTicket>,
+}
+
+impl<'a> World<'a> {
+    /// Assigns everything that can be assigned.
+    pub(crate) fn new(parts: InputParts<'a>) -> World<'a> {
+        let market = Market {
+            symbols: parts.symbols,
+            quotes: parts.quotes,
+            master_funds: parts.master.funds.as_ref(),
+            follower_funds: parts.follower.funds.as_ref(),
+            now: parts.now,
+            limits: parts.limits,
+        };
+        let lineage = Lineage::read(parts.follower, &parts.history.trades, parts.rules.magic);
+        let mut world = World {
+            parts,
+            market,
+            lineage,
+            copies: BTreeMap::new(),
+            strays: BTreeMap::new(),
+            stray_items: BTreeMap::new(),
+            history: sorted_history(&parts.history.trades),
+            explained: BTreeSet::new(),
+            ambiguous: BTreeSet::new(),
+        };
+        let mut items = world.items();
+        world.take_by_pair(&mut items);
+        world.take_by_tag(&mut items);
+        world.set_strays_aside(items);
+        world.take_by_shape();
+        world.take_by_unique_match();
+        world.order_copies();
+        world.explain_history();
+        world
+    }
+
+    /// The union that is planned over: pairs, master trades and orders, copies (B39).
+    pub(crate) fn tickets(&self) -> BTreeSet<MasterTicket> {
+        let book = &self.parts.master.book;
+        let master = book.positions.keys().chain(book.pendings.keys());
+        master.chain(self.copies.keys()).copied().chain(self.parts.pairs.tickets()).collect()
+    }
+
+    /// What the master has under a ticket.
+    pub(crate) fn wanted(&self, ticket: MasterTicket) -> Option<MasterView<'a>> {
+        let book = &self.parts.master.book;
+        let position = book.positions.get(&ticket).map(MasterView::Position);
+        position.or_else(|| book.pendings.get(&ticket).map(MasterView::Pending))
+    }
+
+    /// The copies of a ticket; the one that stays first.
+    pub(crate) fn copies(&self, ticket: MasterTicket) -> &[Found<'a>] {
+        self.copies.get(&ticket).map_or(&[], Vec::as_slice)
+    }
+
+    /// Several unexplained trades may continue the pair's ended copy.
+    pub(crate) fn is_ambiguous(&self, ticket: MasterTicket) -> bool {
+        self.ambiguous.contains(&ticket)
+    }
+
+    fn items(&self) -> BTreeMap<FollowerTicket, Item<'a>> {
+        let follower = self.parts.follower;
+        let pendings = follower.pendings.iter().map(|o| Item {
+            copy: CopyView::from(o),
+            opened_at: o.placed_at,
+            magic: o.magic,
+            tag: tag::decode(&o.comment),
+        });
+        let positions = follower.positions.iter().map(|p| Item {
+            copy: CopyView::from(p),
+            opened_at: p.opened_at,
+            magic: p.magic,
+            tag: tag::decode(&p.comment),
+        });
+        // An order that filled between the two reads is in both lists: the trade counts (H63).
+        pendings.chain(positions).map(|item| (item.copy.ticket, item)).collect()
+    }
+
+    fn is_ours(&self, magic: i64) -> bool {
+        magic == self.parts.rules.magic.as_i64()
+    }
+
+    /// An item that can be a pair's copy: invariants 1 to 3.
+    fn fits(&self, pair: &Pair, item: &Item<'_>) -> bool {
+        (self.is_ours(item.magic) || item.magic == 0)
+            && item.tag.is_none_or(|tag| tag == (pair.link, pair.master_ticket))
+            && *item.copy.symbol == pair.symbol
+            && item.copy.side == pair.side
+    }
+
+    fn take_by_pair(&mut self, items: &mut BTreeMap<FollowerTicket, Item<'a>>) {
+        let pairs = self.parts.pairs;
+        // Live rows first: an ended row of another ticket must not take their copy.
+        for is_live in [true, false] {
+            for pair in pairs.rows().filter(|pair| pair.state.is_live() == is_live) {
+                let Some(named) = pair.follower_ticket else { continue };
+                for ticket in self.lineage.onward(named) {
+                    if !items.get(&ticket).is_some_and(|item| self.fits(pair, item)) {
+                        continue;
+                    }
+                    let Some(item) = items.remove(&ticket) else { continue };
+                    let found_by = if ticket == named { FoundBy::Ticket } else { FoundBy::Lineage };
+                    let is_pairs = pairs.main(pair.master_ticket) == Some(pair);
+                    self.give(pair.master_ticket, Found { item, found_by, is_pairs });
+                }
+            }
+        }
+    }
+
+    fn take_by_tag(&mut self, items: &mut BTreeMap<FollowerTicket, Item<'a>>) {
+        let ours: Vec<Item<'a>> =
+            items.values().filter(|item| self.is_ours(item.magic)).copied().collect();
+        for item in ours {
+            let own = item.tag.filter(|(link, _)| *link == self.parts.rules.link);
+            let tagged = match (item.tag, own) {
+                (_, Some((_, ticket))) => Some((ticket, FoundBy::Tag)),
+                (None, None) => self.predecessors_tag(item.copy.ticket),
+                (Some(_), None) => None,
+            };
+            let Some((ticket, found_by)) = tagged else { continue };
+            if self.parts.pairs.main(ticket).is_none_or(|pair| self.fits(pair, &item)) {
+                items.remove(&item.copy.ticket);
+                self.give(ticket, Found { item, found_by, is_pairs: false });
+            }
+        }
+    }
+
+    /// The tag that the history still shows on an earlier ticket of this trade.
+    fn predecessors_tag(&self, ticket: FollowerTicket) -> Option<(MasterTicket, FoundBy)> {
+        let link = self.parts.rules.link;
+        self.lineage.back(ticket).into_iter().skip(1).find_map(|earlier| {
+            let tagged = self.history_of(earlier).iter().find_map(|t| tag::decode(&t.comment));
+            tagged.filter(|(of, _)| *of == link).map(|(_, ticket)| (ticket, FoundBy::Lineage))
+        })
+    }
+
+    fn give(&mut self, ticket: MasterTicket, found: Found<'a>) {
+        self.copies.entry(ticket).or_default().push(found);
+    }
+
+    fn set_strays_aside(&mut self, items: BTreeMap<FollowerTicket, Item<'a>>) {
+        let magic = self.parts.rules.magic.as_i64();
+        for (ticket, item) in items.into_iter().filter(|(_, item)| item.magic == magic) {
+            let why = match item.tag {
+                None => StrayReason::MagicOnly,
+                Some((link, _)) if link == self.parts.rules.link => StrayReason::NotAsItsPair,
+                Some(_) => StrayReason::OtherLinksTag,
+            };
+            self.strays.insert(ticket, why);
+            self.stray_items.insert(ticket, item);
+        }
+    }
+
+    /// Strays without any tag: what may still be a copy.
+    fn untagged(&self) -> impl Iterator<Item = &Item<'a>> {
+        self.stray_items.values().filter(|item| item.tag.is_none())
+    }
+
+    /// A live pair's ended part and one unexplained trade that continues it: same symbol, side
+    /// and open price, and the volumes add up (H51). Not the open time: brokers disagree on it.
+    fn take_by_shape(&mut self) {
+        let mut matches = Vec::new();
+        for pair in self.pairs_without_copy() {
+            let Some((open_price, left)) = self.expected_rest(pair) else { continue };
+            let fits = |item: &&Item<'_>| {
+                item.copy.pending.is_none()
+                    && self.fits(pair, item)
+                    && item.copy.price == open_price
+                    && item.copy.lots == left
+            };
+            let rest: Vec<_> = self.untagged().filter(fits).map(|i| i.copy.ticket).collect();
+            matches.push((pair.master_ticket, rest));
+        }
+        let ambiguous = self.take_unique(matches, FoundBy::Shape);
+        self.ambiguous.extend(ambiguous);
+    }
+
+    fn pairs_without_copy(&self) -> impl Iterator<Item = &'a Pair> {
+        let pairs = self.parts.pairs;
+        pairs
+            .tickets()
+            .filter_map(move |ticket| pairs.main(ticket))
+            .filter(|pair| pair.state.is_live() && !self.copies.contains_key(&pair.master_ticket))
+    }
+
+    /// Open price and volume of what an ended part of the pair's copy must have left.
+    fn expected_rest(&self, pair: &Pair) -> Option<(Price, Lots)> {
+        let parts = self.ended_parts(pair);
+        let last = parts.last()?;
+        let left = match last.lots_left {
+            Some(left) => left,
+            None => {
+                let closed: Decimal = parts.iter().map(|t| t.lots.get()).sum();
+                Lots::new(pair.lots_at_open?.get() - closed).ok()?
+            }
+        };
+        Some((last.open_price, left))
+    }
+
+    /// The finished parts of a pair's copy, under all tickets that it had, oldest first.
+    pub(crate) fn ended_parts(&self, pair: &Pair) -> Vec<&'a ClosedTrade> {
+        let Some(named) = pair.follower_ticket else { return Vec::new() };
+        let mut tickets: BTreeSet<FollowerTicket> = self.lineage.back(named).into_iter().collect();
+        tickets.extend(self.lineage.onward(named));
+        let mut parts: Vec<&ClosedTrade> = tickets
+            .into_iter()
+            .flat_map(|ticket| self.history_of(ticket).iter().copied())
+            .filter(|t| t.symbol == pair.symbol && t.side == pair.side)
+            .collect();
+        parts.sort_by(|a, b| age_order(a, b));
+        parts
+    }
+
+    /// Finished parts of one ticket, oldest first.
+    pub(crate) fn history_of(&self, ticket: FollowerTicket) -> &[&'a ClosedTrade] {
+        self.history.get(&ticket).map_or(&[], Vec::as_slice)
+    }
+
+    /// Trades of the master without any copy, and orders in flight without a ticket, against
+    /// what is left unexplained (H56). Only a match that is the only one on both sides counts.
+    fn take_by_unique_match(&mut self) {
+        let mut matches = Vec::new();
+        for ticket in self.tickets() {
+            if !self.copies(ticket).is_empty() {
+                continue;
+            }
+            let Some(shape) = self.shape_of(ticket) else { continue };
+            let same: Vec<_> = self
+                .untagged()
+                .filter(|item| shape.may_be(item) && shape.matches(item))
+                .map(|item| item.copy.ticket)
+                .collect();
+            matches.push((ticket, same));
+        }
+        // What is not unique is seen again by `may_have_stray`.
+        let _ambiguous = self.take_unique(matches, FoundBy::UniqueMatch);
+    }
+
+    /// Assigns the matches that are unique on both sides; gives back the tickets of the others.
+    fn take_unique(
+        &mut self,
+        matches: Vec<(MasterTicket, Vec<FollowerTicket>)>,
+        found_by: FoundBy,
+    ) -> Vec<MasterTicket> {
+        let mut claims: BTreeMap<FollowerTicket, usize> = BTreeMap::new();
+        for (_, candidates) in &matches {
+            for candidate in candidates {
+                *claims.entry(*candidate).or_default() += 1;
+            }
+        }
+        let mut ambiguous = Vec::new();
+        for (ticket, candidates) in matches {
+            match candidates.as_slice() {
+                [] => {}
+                [only] if claims.get(only) == Some(&1) => {
+                    self.strays.remove(only);
+                    if let Some(item) = self.stray_items.remove(only) {
+                        self.give(ticket, Found { item, found_by, is_pairs: true });
+                    }
+                }
+                [..] => ambiguous.push(ticket),
+            }
+        }
+        ambiguous
+    }
+
+    /// An unexplained trade with our magic may be the copy of this ticket.
+    pub(crate) fn may_have_stray(&self, ticket: MasterTicket) -> bool {
+        self.shape_of(ticket).is_some_and(|shape| self.untagged().any(|item| shape.may_be(item)))
+    }
+
+    /// What the copy of a ticket would look like, where none is known: of an order in flight,
+    /// or of a master's trade that may be copied and has no pair.
+    fn shape_of(&self, ticket: MasterTicket) -> Option<Shape<'a>> {
+        let skew = self.parts.limits.clock_skew.as_micros() as i64;
+        let earlier = |at: Micros| Micros(at.0.saturating_sub(skew));
+        let wanted = self.wanted(ticket);
+        if let Some(pair) = self.parts.pairs.main(ticket) {
+            if pair.state != PairState::Sending {
+                return None;
+            }
+            let price = wanted.and_then(|view| self.price_range(view));
+            return Some(Shape {
+                symbol: &pair.symbol,
+                side: pair.side,
+                kind: None,
+                since: earlier(pair.sent_at?),
+                price,
+                lots: [pair.lots_at_open, None],
+            });
+        }
+        let view = wanted?;
+        let is_barred = gate(self.parts.rules, view).is_some();
+        if is_barred && self.parts.rules.mode != LinkMode::CloseOnly {
+            return None;
+        }
+        let spec = usable_spec(self.parts.rules, view, &self.market).ok()?;
+        let now = size_of(self.parts.rules, view, spec, &self.market).ok();
+        let full = at_open(self.parts.rules, view, &self.market);
+        Some(Shape {
+            symbol: &spec.symbol,
+            side: copy_side(self.parts.rules, view.side()),
+            kind: match view {
+                MasterView::Position(_) => None,
+                MasterView::Pending(order) => Some(copy_kind(self.parts.rules, order.kind)),
+            },
+            since: earlier(view.opened_at()),
+            price: self.price_range(view),
+            lots: [now, full],
+        })
+    }
+
+    /// The master's price, and how far from it a copy's may be.
+    fn price_range(&self, view: MasterView<'_>) -> Option<(Price, Decimal)> {
+        let spec = usable_spec(self.parts.rules, view, &self.market).ok()?;
+        let point = point_of(spec)?;
+        match view {
+            MasterView::Position(p) => {
+                Some((p.open_price?, Decimal::from(self.parts.rules.slippage_points) * point))
+            }
+            MasterView::Pending(order) => Some((order.price.rounded(spec.digits), point)),
+        }
+    }
+
+    fn order_copies(&mut self) {
+        for copies in self.copies.values_mut() {
+            copies.sort_by_key(|f| (!f.is_pairs, f.item.opened_at, f.item.copy.ticket));
+        }
+    }
+
+    fn explain_history(&mut self) {
+        let named = self.parts.pairs.rows().filter_map(|pair| pair.follower_ticket);
+        let found = self.copies.values().flatten().map(|found| found.item.copy.ticket);
+        for ticket in named.chain(found).collect::<BTreeSet<_>>() {
+            self.explained.extend(self.lineage.back(ticket));
+            self.explained.extend(self.lineage.onward(ticket));
+        }
+    }
+
+    /// Finished trades with our magic and the exact tag of this ticket, oldest first.
+    pub(crate) fn tagged_history(&self, ticket: MasterTicket) -> Vec<&'a ClosedTrade> {
+        let tag = (self.parts.rules.link, ticket);
+        self.our_history(|t| tag::decode(&t.comment) == Some(tag))
+    }
+
+    /// Finished trades that may have been the copy of a ticket although no tag says so: brokers
+    /// overwrite it when a stop is hit (P3). Good enough to hold an open back, not to close.
+    pub(crate) fn loose_history(
+        &self,
+        ticket: MasterTicket,
+        symbol: &Symbol,
+        side: Side,
+        since: Micros,
+    ) -> Vec<&'a ClosedTrade> {
+        let skew = self.parts.limits.clock_skew;
+        let tag = (self.parts.rules.link, ticket);
+        self.our_history(|t| {
+            let may_be = match tag::decode(&t.comment).or_else(|| tag::remnant(&t.comment)) {
+                Some(known) => known == tag,
+                None => !self.explained.contains(&t.ticket),
+            };
+            may_be && t.symbol == *symbol && t.side == side && t.opened_at.plus(skew) >= since
+        })
+    }
+
+    fn our_history(&self, keep: impl Fn(&ClosedTrade) -> bool) -> Vec<&'a ClosedTrade> {
+        let mut trades: Vec<&ClosedTrade> = self
+            .history
+            .values()
+            .flatten()
+            .copied()
+            .filter(|t| self.is_ours(t.magic) && keep(t))
+            .collect();
+        trades.sort_by(|a, b| age_order(a, b));
+        trades
+    }
+
+    /// The history reaches back far enough to say that something is not in it.
+    pub(crate) fn history_reaches(&self, since: Micros) -> bool {
+        self.parts.history.since.plus(self.parts.limits.clock_skew) <= since
+    }
+
+    /// The volumes that the target of a copy found on the account is computed from. A copy that
+    /// was opened late, or whose history is not all there, starts from the volumes of now, so
+    /// nothing is closed because of a guess.
+    pub(crate) fn read_base(&self, item: &Item<'_>, wanted: Option<MasterView<'_>>) -> Base {
+        let limits = self.parts.limits;
+        let closed: Decimal = self
+            .lineage
+            .back(item.copy.ticket)
+            .into_iter()
+            .flat_map(|ticket| self.history_of(ticket))
+            .filter(|t| t.symbol == *item.copy.symbol && t.side == item.copy.side)
+            .map(|t| t.lots.get())
+            .sum();
+        let opened = Lots::new(item.copy.lots.get() + closed).unwrap_or(item.copy.lots);
+        let Some(view) = wanted else {
+            return Base { lots_at_open: opened, master_lots_at_open: opened };
+        };
+        let in_time = view.opened_at().plus(limits.late_after).plus(limits.clock_skew);
+        let is_whole = self.history_reaches(item.opened_at);
+        if is_whole && item.opened_at <= in_time {
+            Base { lots_at_open: opened, master_lots_at_open: view.lots_at_open() }
+        } else {
+            Base { lots_at_open: item.copy.lots, master_lots_at_open: view.lots() }
+        }
+    }
+}
+
+/// What a copy that is not known would look like.
+struct Shape<'a> {
+    symbol: &'a Symbol,
+    side: Side,
+    kind: Option<PendingKind>,
+    since: Micros,
+    price: Option<(Price, Decimal)>,
+    lots: [Option<Lots>; 2],
+}
+
+impl Shape<'_> {
+    /// It cannot be excluded.
+    fn may_be(&self, item: &Item<'_>) -> bool {
+        item.copy.symbol == self.symbol
+            && item.copy.side == self.side
+            && item.opened_at >= self.since
+    }
+
+    /// Kind, price and volume are those of the copy.
+    fn matches(&self, item: &Item<'_>) -> bool {
+        (self.kind.is_none() || item.copy.pending == self.kind)
+            && (self.kind.is_some() || item.copy.pending.is_none())
+            && self.lots.contains(&Some(item.copy.lots))
+            && self.price.is_some_and(|(price, near)| !prices_differ(price, item.copy.price, near))
+    }
+}
+
+/// The volume of a copy that was opened when the master's trade was.
+fn at_open(rules: &LinkRules, view: MasterView<'_>, market: &Market<'_>) -> Option<Lots> {
+    let spec = usable_spec(rules, view, market).ok()?;
+    match view {
+        MasterView::Position(position) => {
+            let mut fresh = position.clone();
+            fresh.lots = fresh.lots_at_open;
+            size_of(rules, MasterView::Position(&fresh), spec, market).ok()
+        }
+        MasterView::Pending(_) => size_of(rules, view, spec, market).ok(),
+    }
+}
+
+fn sorted_history(trades: &[ClosedTrade]) -> BTreeMap<FollowerTicket, Vec<&ClosedTrade>> {
+    let mut by_ticket: BTreeMap<FollowerTicket, Vec<&ClosedTrade>> = BTreeMap::new();
+    for trade in trades {
+        by_ticket.entry(trade.ticket).or_default().push(trade);
+    }
+    for parts in by_ticket.values_mut() {
+        parts.sort_by(|a, b| age_order(a, b));
+    }
+    by_ticket
+}
+
+/// Oldest first; the rest only makes the order independent of the list's.
+fn age_order(a: &ClosedTrade, b: &ClosedTrade) -> std::cmp::Ordering {
+    let key = |t: &ClosedTrade| (t.closed_at, t.ticket, t.lots, t.lots_left, t.close_price);
+    key(a).cmp(&key(b)).then_with(|| a.comment.cmp(&b.comment)).then_with(|| {
+        (a.opened_at, a.open_price, a.side, a.magic).cmp(&(
+            b.opened_at,
+            b.open_price,
+            b.side,
+            b.magic,
+        ))
+    })
+}
