@@ -540,8 +540,6 @@ words! {
         MagicOnly = "magic_only",
         /// Our magic and the tag of another link.
         OtherLinksTag = "other_links_tag",
-        /// Our tag, but another symbol or direction than its pair.
-        NotAsItsPair = "not_as_its_pair",
     }
 }
 

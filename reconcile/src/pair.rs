@@ -16,6 +16,7 @@ use crate::action::{CopyAction, CopyStep, EndReason, EndedHow, FailReason};
 use schemas::{
     FollowerTicket, LinkId, Lots, MasterTicket, Micros, OrderDone, Price, Rejection, Side, Symbol,
 };
+use std::cmp::Reverse;
 use std::collections::BTreeMap;
 use std::fmt;
 use uuid::Uuid;
@@ -222,6 +223,8 @@ impl Pair {
                 });
                 pair.state = pair.state.max(PairState::Open);
                 pair.follower_ticket = Some(*ticket);
+                pair.symbol = symbol.clone();
+                pair.side = *side;
                 pair.is_pending = *is_pending;
                 pair.lots_at_open = Some(*lots_at_open);
                 pair.master_lots_at_open = *master_lots_at_open;
@@ -392,9 +395,12 @@ impl Pair {
 }
 
 /// Every pair row of a link that matters: complete, or it does not exist.
+///
+/// A unique index allows one live row per ticket. Should there be two, the one that is further
+/// in its life decides, the copy of the other is a duplicate, and its row comes next.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct Pairs {
-    /// Rows of a ticket: live ones first, then by version, newest first, then by id.
+    /// Rows of a ticket: live ones first, then by progress and version, furthest first.
     by_ticket: BTreeMap<MasterTicket, Vec<Pair>>,
 }
 
@@ -415,7 +421,10 @@ impl Pairs {
             by_ticket.entry(row.master_ticket).or_default().push(row);
         }
         for rows in by_ticket.values_mut() {
-            rows.sort_by_key(|p| (p.state.is_terminal(), std::cmp::Reverse(p.version), p.id));
+            rows.sort_by_key(|p| {
+                let Pair { state, version, id, .. } = *p;
+                (state.is_terminal(), Reverse(state.rank()), Reverse(version), id)
+            });
         }
         Pairs { by_ticket }
     }

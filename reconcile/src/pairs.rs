@@ -143,7 +143,7 @@ fn ended_untagged<'a>(world: &World<'a>, pair: &Pair) -> Option<&'a ClosedTrade>
     let sent_at = pair.sent_at?;
     let ended = world.loose_history(pair.master_ticket, &pair.symbol, pair.side, sent_at);
     match ended.as_slice() {
-        [only] if Some(only.lots) == pair.lots_at_open => Some(only),
+        [only] if Some(only.lots) == pair.lots_at_open && !world.is_open(only.ticket) => Some(only),
         _ => None,
     }
 }

@@ -281,7 +281,7 @@ pub(crate) fn bind(
     };
     let mut facts = Facts {
         is_closing: pair.state == PairState::Closing,
-        side: pair.side,
+        side: copy.side,
         master_side: pair.master_side,
         base,
         rejected: pair.rejected,

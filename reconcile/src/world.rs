@@ -10,7 +10,8 @@
 //! Invariants:
 //! 1. A trade with a foreign magic is never assigned; one without a magic only by pair ticket.
 //! 2. A trade with the exact tag of one ticket is never assigned to another.
-//! 3. A copy has the symbol and direction of its pair (H64, H66).
+//! 3. A trade without a tag is a pair's copy only in the pair's symbol and direction: what
+//!    stands under an old ticket may be somebody else's by now (H66).
 //! 4. Everything is kept in maps and sorted lists: the order of the inputs does not show.
 
 use crate::action::{FoundBy, StrayReason};
@@ -57,7 +58,9 @@ pub(crate) struct World<'a> {
     /// Looks like ours and is not explained.
     pub(crate) strays: BTreeMap<FollowerTicket, StrayReason>,
     stray_items: BTreeMap<FollowerTicket, Item<'a>>,
-    /// Finished trades with our magic, or of a ticket that a pair names, oldest first.
+    /// Every number in the follower's lists.
+    open: BTreeSet<FollowerTicket>,
+    /// Finished trades by ticket, oldest first.
     history: BTreeMap<FollowerTicket, Vec<&'a ClosedTrade>>,
     /// Tickets whose finished parts are explained by a pair or a copy.
     explained: BTreeSet<FollowerTicket>,
@@ -84,11 +87,13 @@ impl<'a> World<'a> {
             copies: BTreeMap::new(),
             strays: BTreeMap::new(),
             stray_items: BTreeMap::new(),
+            open: BTreeSet::new(),
             history: sorted_history(&parts.history.trades),
             explained: BTreeSet::new(),
             ambiguous: BTreeSet::new(),
         };
         let mut items = world.items();
+        world.open = items.keys().copied().collect();
         world.take_by_pair(&mut items);
         world.take_by_tag(&mut items);
         world.set_strays_aside(items);
@@ -147,24 +152,35 @@ impl<'a> World<'a> {
 
     /// An item that can be a pair's copy: invariants 1 to 3.
     fn fits(&self, pair: &Pair, item: &Item<'_>) -> bool {
-        (self.is_ours(item.magic) || item.magic == 0)
-            && item.tag.is_none_or(|tag| tag == (pair.link, pair.master_ticket))
-            && *item.copy.symbol == pair.symbol
-            && item.copy.side == pair.side
+        match item.tag {
+            Some(tag) => tag == (pair.link, pair.master_ticket) && self.is_ours(item.magic),
+            None => {
+                (self.is_ours(item.magic) || item.magic == 0)
+                    && *item.copy.symbol == pair.symbol
+                    && item.copy.side == pair.side
+            }
+        }
     }
 
     fn take_by_pair(&mut self, items: &mut BTreeMap<FollowerTicket, Item<'a>>) {
         let pairs = self.parts.pairs;
-        // Live rows first: an ended row of another ticket must not take their copy.
-        for is_live in [true, false] {
+        // Live rows first, and a ticket before a lineage: neither an ended row nor the lineage
+        // of another ticket may take a copy away.
+        for (is_live, by_ticket) in [(true, true), (true, false), (false, true), (false, false)] {
             for pair in pairs.rows().filter(|pair| pair.state.is_live() == is_live) {
                 let Some(named) = pair.follower_ticket else { continue };
                 for ticket in self.lineage.onward(named) {
-                    if !items.get(&ticket).is_some_and(|item| self.fits(pair, item)) {
+                    if (ticket == named) != by_ticket {
+                        continue;
+                    }
+                    let may = |item: &Item<'_>| {
+                        self.fits(pair, item) && (by_ticket || self.is_ours(item.magic))
+                    };
+                    if !items.get(&ticket).is_some_and(may) {
                         continue;
                     }
                     let Some(item) = items.remove(&ticket) else { continue };
-                    let found_by = if ticket == named { FoundBy::Ticket } else { FoundBy::Lineage };
+                    let found_by = if by_ticket { FoundBy::Ticket } else { FoundBy::Lineage };
                     let is_pairs = pairs.main(pair.master_ticket) == Some(pair);
                     self.give(pair.master_ticket, Found { item, found_by, is_pairs });
                 }
@@ -175,26 +191,33 @@ impl<'a> World<'a> {
     fn take_by_tag(&mut self, items: &mut BTreeMap<FollowerTicket, Item<'a>>) {
         let ours: Vec<Item<'a>> =
             items.values().filter(|item| self.is_ours(item.magic)).copied().collect();
+        let open_tags: BTreeMap<FollowerTicket, (LinkId, MasterTicket)> =
+            ours.iter().filter_map(|item| Some((item.copy.ticket, item.tag?))).collect();
         for item in ours {
             let own = item.tag.filter(|(link, _)| *link == self.parts.rules.link);
             let tagged = match (item.tag, own) {
                 (_, Some((_, ticket))) => Some((ticket, FoundBy::Tag)),
-                (None, None) => self.predecessors_tag(item.copy.ticket),
+                (None, None) => self.predecessors_tag(item.copy.ticket, &open_tags),
                 (Some(_), None) => None,
             };
             let Some((ticket, found_by)) = tagged else { continue };
-            if self.parts.pairs.main(ticket).is_none_or(|pair| self.fits(pair, &item)) {
-                items.remove(&item.copy.ticket);
-                self.give(ticket, Found { item, found_by, is_pairs: false });
-            }
+            items.remove(&item.copy.ticket);
+            self.give(ticket, Found { item, found_by, is_pairs: false });
         }
     }
 
-    /// The tag that the history still shows on an earlier ticket of this trade.
-    fn predecessors_tag(&self, ticket: FollowerTicket) -> Option<(MasterTicket, FoundBy)> {
+    /// The tag of what this trade continues: on an ended part of it in the history, under the
+    /// ticket that it has or one that it had, or on a predecessor that is still open.
+    fn predecessors_tag(
+        &self,
+        ticket: FollowerTicket,
+        open_tags: &BTreeMap<FollowerTicket, (LinkId, MasterTicket)>,
+    ) -> Option<(MasterTicket, FoundBy)> {
         let link = self.parts.rules.link;
-        self.lineage.back(ticket).into_iter().skip(1).find_map(|earlier| {
-            let tagged = self.history_of(earlier).iter().find_map(|t| tag::decode(&t.comment));
+        self.lineage.back(ticket).into_iter().find_map(|earlier| {
+            let ended = self.history_of(earlier).iter().filter(|t| self.is_ours(t.magic));
+            let tagged = ended.filter_map(|t| tag::decode(&t.comment)).next_back();
+            let tagged = tagged.or_else(|| open_tags.get(&earlier).copied());
             tagged.filter(|(of, _)| *of == link).map(|(_, ticket)| (ticket, FoundBy::Lineage))
         })
     }
@@ -208,7 +231,6 @@ impl<'a> World<'a> {
         for (ticket, item) in items.into_iter().filter(|(_, item)| item.magic == magic) {
             let why = match item.tag {
                 None => StrayReason::MagicOnly,
-                Some((link, _)) if link == self.parts.rules.link => StrayReason::NotAsItsPair,
                 Some(_) => StrayReason::OtherLinksTag,
             };
             self.strays.insert(ticket, why);
@@ -405,7 +427,12 @@ impl<'a> World<'a> {
     /// Finished trades with our magic and the exact tag of this ticket, oldest first.
     pub(crate) fn tagged_history(&self, ticket: MasterTicket) -> Vec<&'a ClosedTrade> {
         let tag = (self.parts.rules.link, ticket);
-        self.our_history(|t| tag::decode(&t.comment) == Some(tag))
+        self.our_history(|t| tag::decode(&t.comment) == Some(tag) && !self.is_open(t.ticket))
+    }
+
+    /// The follower's lists have something under this number, whosever it is.
+    pub(crate) fn is_open(&self, ticket: FollowerTicket) -> bool {
+        self.open.contains(&ticket)
     }
 
     /// Finished trades that may have been the copy of a ticket although no tag says so: brokers
@@ -419,12 +446,24 @@ impl<'a> World<'a> {
     ) -> Vec<&'a ClosedTrade> {
         let skew = self.parts.limits.clock_skew;
         let tag = (self.parts.rules.link, ticket);
-        self.our_history(|t| {
-            let may_be = match tag::decode(&t.comment).or_else(|| tag::remnant(&t.comment)) {
-                Some(known) => known == tag,
-                None => !self.explained.contains(&t.ticket),
-            };
-            may_be && t.symbol == *symbol && t.side == side && t.opened_at.plus(skew) >= since
+        self.our_history(|t| match self.history_tag(t) {
+            Some(known) => known == tag,
+            None => {
+                !self.explained.contains(&t.ticket)
+                    && t.symbol == *symbol
+                    && t.side == side
+                    && t.opened_at.plus(skew) >= since
+            }
+        })
+    }
+
+    /// The tag of a finished part, also where only another part of the trade still shows it.
+    fn history_tag(&self, trade: &ClosedTrade) -> Option<(LinkId, MasterTicket)> {
+        let read = |t: &ClosedTrade| tag::decode(&t.comment).or_else(|| tag::remnant(&t.comment));
+        read(trade).or_else(|| {
+            let tickets = self.lineage.back(trade.ticket);
+            let parts = tickets.into_iter().flat_map(|ticket| self.history_of(ticket));
+            parts.filter(|t| self.is_ours(t.magic)).find_map(|t| read(t))
         })
     }
 
