@@ -9,3 +9,4 @@ pub mod gate;
 pub mod history;
 pub mod lease;
 pub mod metrics;
+pub mod writer;

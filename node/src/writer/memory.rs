@@ -1,0 +1,292 @@
+//! The writer's tables in memory, with the rules of the SQL and none of its waiting.
+//!
+//! For the simulation and for tests of parts that push rows. It passes the same suite as the
+//! Postgres version. One [`MemoryDatabase`] is shared by the [`MemoryRows`] of several nodes.
+
+use super::batch::Batch;
+use super::error::WriteError;
+use super::rows::{AccountStatus, CopyEvent, PairRow, RowKind};
+use super::{LoadedPairs, RowOutcome, RowSink};
+use parking_lot::Mutex;
+use reconcile::{Pair, PairId};
+use schemas::{AccountId, LinkId, NodeId, Token};
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
+
+/// Ownership and rows, as several nodes see them.
+#[derive(Debug, Clone, Default)]
+pub struct MemoryDatabase {
+    tables: Arc<Mutex<Tables>>,
+}
+
+#[derive(Debug, Default)]
+struct Tables {
+    owners: BTreeMap<AccountId, (NodeId, Token)>,
+    locked: BTreeSet<AccountId>,
+    links: BTreeMap<LinkId, AccountId>,
+    pairs: BTreeMap<PairId, PairRow>,
+    statuses: BTreeMap<AccountId, AccountStatus>,
+    events: BTreeMap<uuid::Uuid, CopyEvent>,
+    is_away: bool,
+}
+
+impl MemoryDatabase {
+    /// Makes a node the owner of an account.
+    pub fn set_owner(&self, account: AccountId, node: NodeId, token: Token) {
+        self.tables.lock().owners.insert(account, (node, token));
+    }
+
+    /// Makes a link known.
+    pub fn add_link(&self, link: LinkId, follower: AccountId) {
+        self.tables.lock().links.insert(link, follower);
+    }
+
+    /// Locks or unlocks an account row, as an administrator's transaction would.
+    pub fn set_locked(&self, account: AccountId, is_locked: bool) {
+        let mut tables = self.tables.lock();
+        if is_locked {
+            tables.locked.insert(account);
+        } else {
+            tables.locked.remove(&account);
+        }
+    }
+
+    /// Takes the database away, or gives it back.
+    pub fn set_away(&self, is_away: bool) {
+        self.tables.lock().is_away = is_away;
+    }
+
+    /// Every stored pair, by id.
+    pub fn pairs(&self) -> Vec<PairRow> {
+        self.tables.lock().pairs.values().cloned().collect()
+    }
+
+    /// Every stored event, by id.
+    pub fn events(&self) -> Vec<CopyEvent> {
+        self.tables.lock().events.values().cloned().collect()
+    }
+
+    /// The stored status of an account.
+    pub fn status(&self, account: AccountId) -> Option<AccountStatus> {
+        self.tables.lock().statuses.get(&account).cloned()
+    }
+}
+
+/// The tables as one node writes them.
+#[derive(Debug, Clone)]
+pub struct MemoryRows {
+    database: MemoryDatabase,
+    node: NodeId,
+}
+
+impl MemoryRows {
+    /// Rows in `database`, written in the name of `node`.
+    pub fn new(database: MemoryDatabase, node: NodeId) -> Self {
+        Self { database, node }
+    }
+}
+
+impl RowSink for MemoryRows {
+    async fn persist(&self, batch: &Batch) -> Result<Vec<RowOutcome>, WriteError> {
+        let mut tables = self.database.tables.lock();
+        tables.check_reached()?;
+        match batch.kind() {
+            RowKind::PairLive => {
+                tables.write_pairs(&batch.pairs(), |t, row| t.write_live(&self.node, row))
+            }
+            RowKind::PairEnded => {
+                tables.write_pairs(&batch.pairs(), |t, row| t.write_ended(&self.node, row))
+            }
+            RowKind::Status => Ok(batch
+                .statuses()
+                .into_iter()
+                .map(|row| tables.write_status(&self.node, row))
+                .collect()),
+            RowKind::Event => {
+                Ok(batch.events().into_iter().map(|row| tables.write_event(row)).collect())
+            }
+        }
+    }
+
+    async fn load_pairs(&self, follower: AccountId) -> Result<LoadedPairs, WriteError> {
+        let tables = self.database.tables.lock();
+        tables.check_reached()?;
+        let mut rows: Vec<PairRow> =
+            tables.pairs.values().filter(|row| row.follower == follower).cloned().collect();
+        rows.sort_by_key(|row| (row.pair.link, row.pair.master_ticket, row.pair.id));
+        let (ended, live) = rows.into_iter().partition(PairRow::has_ended);
+        Ok(LoadedPairs { live, ended })
+    }
+
+    async fn prepare(&self) -> Result<(), WriteError> {
+        self.database.tables.lock().check_reached()
+    }
+}
+
+/// What a write changed, to take it back if the batch fails.
+type Undo = (PairId, Option<PairRow>);
+
+impl Tables {
+    fn check_reached(&self) -> Result<(), WriteError> {
+        if self.is_away {
+            return Err(WriteError::Unreachable { message: "the database is away".to_owned() });
+        }
+        Ok(())
+    }
+
+    /// All rows or none.
+    fn write_pairs(
+        &mut self,
+        rows: &[&PairRow],
+        write: impl Fn(&mut Tables, &PairRow) -> Result<(RowOutcome, Option<Undo>), WriteError>,
+    ) -> Result<Vec<RowOutcome>, WriteError> {
+        let mut outcomes = Vec::with_capacity(rows.len());
+        let mut undo = Vec::new();
+        for row in rows {
+            match write(self, row) {
+                Ok((outcome, change)) => {
+                    outcomes.push(outcome);
+                    undo.extend(change);
+                }
+                Err(error) => {
+                    for (id, before) in undo.into_iter().rev() {
+                        self.put(id, before);
+                    }
+                    return Err(error);
+                }
+            }
+        }
+        Ok(outcomes)
+    }
+
+    fn put(&mut self, id: PairId, pair: Option<PairRow>) {
+        match pair {
+            Some(pair) => self.pairs.insert(id, pair),
+            None => self.pairs.remove(&id),
+        };
+    }
+
+    fn write_live(
+        &mut self,
+        node: &NodeId,
+        row: &PairRow,
+    ) -> Result<(RowOutcome, Option<Undo>), WriteError> {
+        if let Some(outcome) = self.fence(node, row.follower, row.token) {
+            return Ok((outcome, None));
+        }
+        match self.pairs.get(&row.pair.id) {
+            Some(held) if held.has_ended() => Ok((RowOutcome::Ended, None)),
+            Some(held) if held.rank() >= row.rank() => Ok((RowOutcome::Already, None)),
+            _ => self.store(row.pair.id, row.clone()),
+        }
+    }
+
+    fn write_ended(
+        &mut self,
+        node: &NodeId,
+        row: &PairRow,
+    ) -> Result<(RowOutcome, Option<Undo>), WriteError> {
+        let Some(held) = self.pairs.get(&row.pair.id) else {
+            return self.store(row.pair.id, row.clone());
+        };
+        let adds_nothing = row.pair.follower_ticket.is_none()
+            || row.pair.follower_ticket == held.pair.follower_ticket;
+        if held.has_ended() && adds_nothing {
+            return Ok((RowOutcome::Already, None));
+        }
+        let may_end = match row.pair.follower_ticket {
+            Some(_) => adds_nothing || row.token >= held.token,
+            None => match self.fence(node, row.follower, row.token) {
+                None => true,
+                Some(RowOutcome::Busy) => return Ok((RowOutcome::Busy, None)),
+                Some(_) => false,
+            },
+        };
+        if !held.has_ended() && may_end {
+            let ended = end_of(held, row);
+            return self.store(row.pair.id, ended);
+        }
+        let apart = row.apart_id();
+        if self.pairs.contains_key(&apart) {
+            return Ok((RowOutcome::Already, None));
+        }
+        self.store(apart, PairRow { pair: Pair { id: apart, ..row.pair.clone() }, ..row.clone() })
+    }
+
+    fn store(
+        &mut self,
+        id: PairId,
+        row: PairRow,
+    ) -> Result<(RowOutcome, Option<Undo>), WriteError> {
+        if self.links.get(&row.pair.link) != Some(&row.follower) {
+            return Err(refused("23503", "pairs_link_and_follower_exist"));
+        }
+        let key = |row: &PairRow| (row.pair.link, row.pair.master_ticket);
+        let is_second =
+            |pair: &PairRow| pair.pair.id != id && !pair.has_ended() && key(pair) == key(&row);
+        if !row.has_ended() && self.pairs.values().any(is_second) {
+            return Err(refused("23505", "pairs_one_live_per_link_and_ticket"));
+        }
+        let before = self.pairs.insert(id, row);
+        Ok((RowOutcome::Written, Some((id, before))))
+    }
+
+    fn write_status(&mut self, node: &NodeId, row: &AccountStatus) -> RowOutcome {
+        if let Some(outcome) = self.fence(node, row.account, row.token) {
+            return outcome;
+        }
+        if self.statuses.get(&row.account).is_some_and(|held| held.token > row.token) {
+            return RowOutcome::Already;
+        }
+        self.statuses.insert(row.account, row.clone());
+        RowOutcome::Written
+    }
+
+    fn write_event(&mut self, row: &CopyEvent) -> RowOutcome {
+        if self.events.contains_key(&row.id) {
+            return RowOutcome::Already;
+        }
+        self.events.insert(row.id, row.clone());
+        RowOutcome::Written
+    }
+
+    /// Nothing if the row may be written.
+    fn fence(&self, node: &NodeId, account: AccountId, token: Token) -> Option<RowOutcome> {
+        let is_owner =
+            self.owners.get(&account).is_some_and(|held| held.0 == *node && held.1 == token);
+        match (is_owner, self.locked.contains(&account)) {
+            (false, _) => Some(RowOutcome::NotOwner),
+            (true, true) => Some(RowOutcome::Busy),
+            (true, false) => None,
+        }
+    }
+}
+
+fn end_of(held: &PairRow, row: &PairRow) -> PairRow {
+    let pair = Pair {
+        follower_ticket: row.pair.follower_ticket.or(held.pair.follower_ticket),
+        lots_at_open: row.pair.lots_at_open.or(held.pair.lots_at_open),
+        sent_at: row.pair.sent_at.or(held.pair.sent_at),
+        state: row.pair.state,
+        is_pending: row.pair.is_pending,
+        reason: row.pair.reason,
+        version: row.pair.version.max(held.pair.version),
+        ..held.pair.clone()
+    };
+    PairRow {
+        pair,
+        follower: held.follower,
+        token: row.token,
+        opened_at: row.opened_at.or(held.opened_at),
+        closed_at: row.closed_at,
+        close_price: row.close_price,
+    }
+}
+
+fn refused(sqlstate: &str, constraint: &str) -> WriteError {
+    WriteError::Refused {
+        sqlstate: sqlstate.to_owned(),
+        constraint: Some(constraint.to_owned()),
+        message: "refused by the rules of the table".to_owned(),
+    }
+}
