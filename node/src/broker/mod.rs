@@ -1,0 +1,126 @@
+//! The seam to a broker: one session per leased account.
+//!
+//! A session is opened under a lease token and dies with it. The only function that
+//! changes anything at a broker is [`BrokerSession::submit`], and it takes a
+//! [`SendPermit`] by value: no order can skip the gate, and no permit can be used twice.
+//!
+//! Invariants:
+//! 1. `snapshot` and `history` give complete reads or an error, never a part.
+//! 2. The permit is checked again inside `submit`, on the line before the bytes are
+//!    handed to the socket, so a call that was held up does not send.
+//! 3. An outcome is one of four: done, rejected, not sent, unknown. Losing the
+//!    connection after the bytes left is unknown.
+//! 4. What an order changed is in the session's queue of events before its answer is given.
+//!
+//! One file a platform: `paper`.
+
+pub mod paper;
+
+use crate::gate::SendPermit;
+use schemas::{
+    AccountSnapshot, BrokerPending, BrokerPosition, CloseReason, ClosedTrade, FollowerTicket,
+    Funds, Micros, OrderDone, OrderRequest, Quote, Rejection, Symbol, SymbolSpec,
+};
+use std::future::Future;
+use std::pin::Pin;
+
+/// What became of an order.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Outcome {
+    /// The broker carried it out.
+    Done(OrderDone),
+    /// The broker refused; nothing happened.
+    Rejected(Rejection),
+    /// It never left: safe to try again under a new permit.
+    NotSent(NotSent),
+    /// It may have happened: look for the tag, never send an open again.
+    Unknown(String),
+}
+
+/// Why an order never left.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub enum NotSent {
+    /// The gate gave no permit, or the permit ran out before the bytes left.
+    Gate,
+    /// There is no usable connection to the broker.
+    Session,
+}
+
+impl NotSent {
+    /// The word used in metrics.
+    pub fn as_str(self) -> &'static str {
+        match self {
+            NotSent::Gate => "gate",
+            NotSent::Session => "session",
+        }
+    }
+}
+
+/// What a session tells on its own. One event is one step of the broker: what belongs together
+/// comes together, so that no state in between is ever seen.
+#[derive(Debug, Clone)]
+pub enum SessionEvent {
+    /// A trade appeared, or its stops or volume changed.
+    Position(BrokerPosition),
+    /// A part of a trade was closed; the rest may have a new number.
+    Reduced {
+        /// What stays open.
+        position: BrokerPosition,
+        /// The closed part, under the number it had.
+        closed: ClosedTrade,
+    },
+    /// A trade ended.
+    Closed {
+        /// Its line of the history.
+        closed: ClosedTrade,
+        /// Why, as far as the broker says.
+        reason: CloseReason,
+    },
+    /// A pending order appeared or changed.
+    Pending(BrokerPending),
+    /// A pending order was deleted or expired.
+    PendingGone(FollowerTicket),
+    /// A pending order became a trade of the same number.
+    PendingFilled(BrokerPosition),
+    /// Money of the account.
+    Funds(Funds),
+    /// The connection is gone; the session must be opened anew.
+    Lost(String),
+}
+
+/// Why a session could not be opened or read.
+#[derive(Debug, thiserror::Error)]
+pub enum BrokerError {
+    /// The account's settings do not make a session: mend the row.
+    #[error("account settings: {0}")]
+    Settings(String),
+    /// The broker is not there, or the connection was lost: try again.
+    #[error("connection: {0}")]
+    Connection(String),
+    /// The broker answered, with a refusal.
+    #[error("refused: {0}")]
+    Refused(String),
+}
+
+/// The answer of the broker, when it comes.
+pub type Answer = Pin<Box<dyn Future<Output = Outcome> + Send>>;
+
+/// One open session at a broker.
+pub trait BrokerSession: Send + Sync + 'static {
+    /// Hands one order to the socket at once, under a permit, and gives its answer later.
+    /// `attempt` is the caller's number for it; a broker may only record it.
+    fn submit(&self, permit: SendPermit, request: &OrderRequest, attempt: u64) -> Answer;
+    /// The last price of a symbol, as the broker pushed it.
+    fn quote(&self, symbol: &Symbol) -> Option<Quote>;
+    /// The complete state of the account.
+    fn snapshot(&self) -> impl Future<Output = Result<AccountSnapshot, BrokerError>> + Send;
+    /// All trades, and parts of trades, that ended since `since`.
+    fn history(
+        &self,
+        since: Micros,
+    ) -> impl Future<Output = Result<Vec<ClosedTrade>, BrokerError>> + Send;
+    /// What the broker says of its symbols.
+    fn symbols(&self) -> impl Future<Output = Result<Vec<SymbolSpec>, BrokerError>> + Send;
+    /// Cuts the connection so that nothing in its buffers is delivered any more.
+    fn abort(&self);
+}

@@ -1,0 +1,234 @@
+//! Sessions at the paper broker.
+//!
+//! Settings of an account on this platform: `address` (HOST:PORT) and, where the number at
+//! the broker is another than here, `login`. Each account has a connection of its own, so
+//! that cutting one account off at its deadline cuts nobody else.
+
+use super::{Answer, BrokerError, BrokerSession, NotSent, Outcome, SessionEvent};
+use crate::clock::NodeClock;
+use crate::gate::SendPermit;
+use paper::client::{OrderOutcome, PaperClient, PaperSession, SendMeta, SessionPush};
+use paper::protocol::AccountChange;
+use paper::{Ident, PaperError};
+use schemas::{
+    AccountId, AccountSnapshot, ClosedTrade, Micros, NodeId, OrderRequest, Quote, Symbol,
+    SymbolSpec, Token,
+};
+use std::time::Duration;
+use tokio::sync::mpsc;
+
+/// Longest wait for the broker's sync mark after a login.
+const SYNC_LIMIT: Duration = Duration::from_secs(10);
+
+/// Where an account is.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct PaperSettings {
+    /// HOST:PORT of the broker.
+    pub address: String,
+    /// The account's number there.
+    pub login: AccountId,
+}
+
+impl PaperSettings {
+    /// Reads the settings of an account; unknown keys are refused.
+    pub fn from_json(
+        account: AccountId,
+        settings: &serde_json::Value,
+    ) -> Result<Self, BrokerError> {
+        let wrong = |problem: String| BrokerError::Settings(problem);
+        let map = settings
+            .as_object()
+            .ok_or_else(|| wrong(format!("must be a JSON object, got {settings}")))?;
+        if let Some(key) = map.keys().find(|k| !matches!(k.as_str(), "address" | "login")) {
+            return Err(wrong(format!("{key}: not a setting of the paper platform")));
+        }
+        let address = map
+            .get("address")
+            .and_then(serde_json::Value::as_str)
+            .ok_or_else(|| wrong("address: must be HOST:PORT as text, it is missing".into()))?;
+        let login = match map.get("login") {
+            None => account,
+            Some(value) => value
+                .as_u64()
+                .and_then(|number| AccountId::new(number).ok())
+                .ok_or_else(|| wrong(format!("login: must be a number above 0, got {value}")))?,
+        };
+        Ok(PaperSettings { address: address.to_owned(), login })
+    }
+}
+
+/// An open session of one account.
+pub struct PaperBrokerSession {
+    client: PaperClient,
+    session: PaperSession,
+    account: AccountId,
+    clock: NodeClock,
+}
+
+impl std::fmt::Debug for PaperBrokerSession {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("PaperBrokerSession").field("account", &self.account).finish()
+    }
+}
+
+/// What a session says, one event at a time, until it is lost.
+#[derive(Debug)]
+pub struct PaperEvents {
+    pushes: mpsc::Receiver<SessionPush>,
+    waiting: Option<SessionEvent>,
+    session: PaperSession,
+}
+
+impl PaperEvents {
+    /// The next event; after `Lost` there is none. May be dropped and asked again.
+    pub async fn next(&mut self) -> SessionEvent {
+        if let Some(event) = self.waiting.take() {
+            return event;
+        }
+        loop {
+            match self.pushes.recv().await {
+                None => return SessionEvent::Lost(self.session.lost_reason().unwrap_or_default()),
+                Some(SessionPush::Synced(_)) => {}
+                Some(SessionPush::Change { change, funds, .. }) => {
+                    let funds = SessionEvent::Funds(funds);
+                    return match event_of(change) {
+                        Some(event) => {
+                            self.waiting = Some(funds);
+                            event
+                        }
+                        None => funds,
+                    };
+                }
+            }
+        }
+    }
+}
+
+fn event_of(change: AccountChange) -> Option<SessionEvent> {
+    Some(match change {
+        AccountChange::PositionOpened { position }
+        | AccountChange::PositionModified { position } => SessionEvent::Position(position),
+        AccountChange::PositionReduced { position, closed } => {
+            SessionEvent::Reduced { position, closed }
+        }
+        AccountChange::PositionClosed { closed, reason } => SessionEvent::Closed { closed, reason },
+        AccountChange::PendingPlaced { pending } | AccountChange::PendingModified { pending } => {
+            SessionEvent::Pending(pending)
+        }
+        AccountChange::PendingCancelled { pending } => SessionEvent::PendingGone(pending.ticket),
+        AccountChange::PendingFilled { position } => SessionEvent::PendingFilled(position),
+        AccountChange::FundsChanged {} => return None,
+    })
+}
+
+/// Connects, logs in and waits for the sync mark. The first complete state comes with it.
+pub async fn open(
+    account: AccountId,
+    settings: &PaperSettings,
+    node: &NodeId,
+    token: Token,
+    clock: NodeClock,
+) -> Result<(PaperBrokerSession, PaperEvents, AccountSnapshot), BrokerError> {
+    let ident = Ident { node: node.clone() };
+    let client = PaperClient::connect(&settings.address, ident).await?;
+    let (session, mut pushes) = client.open_account(settings.login, token).await?;
+    let synced = async {
+        loop {
+            match pushes.recv().await {
+                Some(SessionPush::Synced(snapshot)) => return Some(snapshot),
+                Some(SessionPush::Change { .. }) => {}
+                None => return None,
+            }
+        }
+    };
+    let snapshot = tokio::time::timeout(SYNC_LIMIT, synced)
+        .await
+        .map_err(|_| BrokerError::Connection("no sync mark after the login".into()))?
+        .ok_or_else(|| BrokerError::Connection(session.lost_reason().unwrap_or_default()))?;
+    let snapshot = AccountSnapshot { account, ..snapshot };
+    let events = PaperEvents { pushes, waiting: None, session: session.clone() };
+    Ok((PaperBrokerSession { client, session, account, clock }, events, snapshot))
+}
+
+impl BrokerSession for PaperBrokerSession {
+    fn submit(&self, permit: SendPermit, request: &OrderRequest, attempt: u64) -> Answer {
+        let sent_at = self.clock.wall();
+        // The last check: between it and the write there is nothing but the encoding.
+        let spent = match permit.spend(self.clock.now()) {
+            Ok(spent) => spent,
+            Err(_) => return Box::pin(std::future::ready(Outcome::NotSent(NotSent::Gate))),
+        };
+        let meta = SendMeta {
+            token: spent.token,
+            deadline_margin_us: i64::try_from(spent.margin.as_micros()).unwrap_or(i64::MAX),
+            sent_at,
+            client_ref: attempt,
+        };
+        match self.session.submit(request, meta) {
+            Ok(answer) => Box::pin(async move { outcome_of(answer.await) }),
+            Err(_) => Box::pin(std::future::ready(Outcome::NotSent(NotSent::Session))),
+        }
+    }
+
+    fn quote(&self, symbol: &Symbol) -> Option<Quote> {
+        self.session.quote(symbol)
+    }
+
+    async fn snapshot(&self) -> Result<AccountSnapshot, BrokerError> {
+        let snapshot = self.session.snapshot().await?;
+        Ok(AccountSnapshot { account: self.account, ..snapshot })
+    }
+
+    async fn history(&self, since: Micros) -> Result<Vec<ClosedTrade>, BrokerError> {
+        Ok(self.session.history(since).await?)
+    }
+
+    async fn symbols(&self) -> Result<Vec<SymbolSpec>, BrokerError> {
+        Ok(self.session.symbols().await?)
+    }
+
+    fn abort(&self) {
+        self.client.abort();
+    }
+}
+
+fn outcome_of(outcome: OrderOutcome) -> Outcome {
+    match outcome {
+        OrderOutcome::Done(done) => Outcome::Done(done),
+        OrderOutcome::Rejected(rejection) => Outcome::Rejected(rejection),
+        OrderOutcome::NotSent(_) => Outcome::NotSent(NotSent::Session),
+        OrderOutcome::Unknown(reason) => Outcome::Unknown(reason),
+    }
+}
+
+impl From<PaperError> for BrokerError {
+    fn from(error: PaperError) -> Self {
+        match error {
+            PaperError::Refused(refusal) => BrokerError::Refused(refusal.to_string()),
+            other => BrokerError::Connection(other.to_string()),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use serde_json::json;
+
+    #[test]
+    fn settings_with_a_wrong_or_unknown_key_are_refused_by_name() {
+        let account = AccountId::new(7).unwrap();
+        for (settings, mention) in [
+            (json!({}), "address: must be HOST:PORT"),
+            (json!({"address": 5}), "address: must be HOST:PORT"),
+            (json!({"address": "a:1", "login": -1}), "login: must be a number above 0, got -1"),
+            (json!({"address": "a:1", "adress": "b:2"}), "adress: not a setting"),
+            (json!("a:1"), "must be a JSON object"),
+        ] {
+            let error = PaperSettings::from_json(account, &settings).unwrap_err().to_string();
+            assert!(error.contains(mention), "{settings}: {error}");
+        }
+        let settings = PaperSettings::from_json(account, &json!({"address": "a:1"})).unwrap();
+        assert_eq!(settings.login, account);
+    }
+}
