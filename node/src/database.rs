@@ -62,3 +62,9 @@ pub async fn migrate(url: &str) -> Result<(), DatabaseError> {
     MIGRATOR.run(&mut connection).await?;
     Ok(())
 }
+
+/// A connection of its own, with the schema brought up to date first.
+pub async fn connect_migrated(url: &str, role: &str) -> Result<PgConnection, DatabaseError> {
+    migrate(url).await?;
+    connect(url, role).await
+}

@@ -1,0 +1,470 @@
+//! Accounts and links as the database holds them: what the CLI writes and a session reads.
+//!
+//! Inputs: rows of `trading_accounts` and `copy_links`. Outputs: the same as checked values.
+//! A row that does not make a valid value is an error that names its column; it is never
+//! left out, because a link that silently disappears abandons its copies.
+//!
+//! Not covered: ownership (see `lease`), pairs and events (see `writer`).
+
+use reconcile::{AboveMax, BelowMin, LinkMode, LinkRules, Sizing};
+use rust_decimal::Decimal;
+use schemas::{AccountId, Epoch, LinkId, Lots, Magic, Micros, Symbol, Token};
+use serde::Serialize;
+use sqlx::postgres::{PgPool, PgRow};
+use sqlx::types::Json;
+use sqlx::{PgConnection, Row};
+use std::collections::BTreeMap;
+use time::OffsetDateTime;
+
+/// Why rows could not be read or written.
+#[derive(Debug, thiserror::Error)]
+pub enum DirectoryError {
+    /// The database did not answer or refused: try again, nothing is known.
+    #[error(transparent)]
+    Database(#[from] sqlx::Error),
+    /// A row holds a value that cannot be: switch the row off and mend it.
+    #[error("{table} {id}: column {column}: {problem}")]
+    Row {
+        /// Table of the row.
+        table: &'static str,
+        /// Id of the row.
+        id: i64,
+        /// Column with the wrong value.
+        column: &'static str,
+        /// What is wrong with it.
+        problem: String,
+    },
+    /// No account has this name.
+    #[error("there is no account named {0:?}")]
+    NoAccount(String),
+    /// No link has this number.
+    #[error("there is no link {0}")]
+    NoLink(LinkId),
+}
+
+/// One account as lists show it.
+#[derive(Debug, Clone, Serialize)]
+pub struct AccountRow {
+    /// Number.
+    pub id: AccountId,
+    /// Name, unique.
+    pub name: String,
+    /// Platform, such as `paper`.
+    pub platform: String,
+    /// Nodes may own it.
+    pub enabled: bool,
+    /// Settings of the broker session.
+    pub connection: serde_json::Value,
+    /// Owner, if any.
+    pub node: Option<String>,
+    /// Seconds until the lease ends by the database's clock; absent without owner.
+    pub lease_left_s: Option<f64>,
+    /// Fencing token of the current or last tenure.
+    pub token: Token,
+}
+
+/// What to add as an account.
+#[derive(Debug, Clone)]
+pub struct NewAccount {
+    /// Name, unique.
+    pub name: String,
+    /// Platform, such as `paper`.
+    pub platform: String,
+    /// Settings of the broker session.
+    pub connection: serde_json::Value,
+    /// Nodes may own it at once.
+    pub enabled: bool,
+}
+
+/// One link as lists show it.
+#[derive(Debug, Clone, Serialize)]
+pub struct LinkRow {
+    /// Number.
+    pub id: LinkId,
+    /// Name of the master.
+    pub master: String,
+    /// Name of the follower.
+    pub follower: String,
+    /// The number that marks its orders at the follower's broker.
+    pub magic: Magic,
+    /// Opens are copied; when off, what is open is still managed and closed.
+    pub enabled: bool,
+    /// How volumes are computed.
+    pub sizing: String,
+    /// The number that goes with it.
+    pub sizing_value: Decimal,
+    /// How far the price may have moved for a late copy.
+    pub slippage_points: u32,
+    /// Trades opened before this instant are not copied.
+    pub copy_from: String,
+}
+
+/// What to add as a link. Magic: absent means the lowest one that is free on the follower.
+#[derive(Debug, Clone)]
+pub struct NewLink {
+    /// The master.
+    pub master: AccountId,
+    /// The follower.
+    pub follower: AccountId,
+    /// The number that marks its orders.
+    pub magic: Option<Magic>,
+    /// How volumes are computed.
+    pub sizing: Sizing,
+    /// What to do below the smallest volume.
+    pub below_min: BelowMin,
+    /// What to do above the largest volume.
+    pub above_max: AboveMax,
+    /// Scale by contract sizes.
+    pub align_contract: bool,
+    /// How far the price may have moved for a late copy.
+    pub slippage_points: u32,
+    /// Copy stop loss and take profit.
+    pub copy_stops: bool,
+    /// Copy pending orders.
+    pub copy_pendings: bool,
+    /// Trade the other side.
+    pub reverse: bool,
+    /// Also copy what is already open.
+    pub sync_existing: bool,
+    /// Names of symbols at the follower, where they differ.
+    pub symbol_map: BTreeMap<Symbol, Symbol>,
+    /// What the follower's broker appends to every symbol.
+    pub symbol_suffix: String,
+}
+
+/// What a session needs to know of its account.
+#[derive(Debug, Clone)]
+pub struct SessionAccount {
+    /// Number.
+    pub id: AccountId,
+    /// Name, for logs.
+    pub name: String,
+    /// Platform.
+    pub platform: String,
+    /// Settings of the broker session.
+    pub connection: serde_json::Value,
+    /// Highest epoch stored for it as a master.
+    pub epoch_max: Option<Epoch>,
+    /// Some link names it as master.
+    pub is_master: bool,
+    /// Links that name it as follower, switched-off ones included: their copies are still managed.
+    pub links: Vec<LinkRules>,
+}
+
+/// Adds an account.
+pub async fn add_account(
+    db: &mut PgConnection,
+    new: &NewAccount,
+) -> Result<AccountId, DirectoryError> {
+    let row = sqlx::query(
+        "insert into trading_accounts (name, platform, connection, enabled) values ($1, $2, $3, $4) returning id",
+    )
+    .bind(&new.name)
+    .bind(&new.platform)
+    .bind(&new.connection)
+    .bind(new.enabled)
+    .fetch_one(db)
+    .await?;
+    checked("trading_accounts", 0, "id", AccountId::from_i64(row.get("id")))
+}
+
+/// All accounts, by number.
+pub async fn list_accounts(db: &mut PgConnection) -> Result<Vec<AccountRow>, DirectoryError> {
+    let rows = sqlx::query(
+        "select id, name, platform, enabled, connection, node_id, lease_token, \
+         extract(epoch from nullif(lease_until, '-infinity') - clock_timestamp())::float8 as left_s \
+         from trading_accounts order by id",
+    )
+    .fetch_all(db)
+    .await?;
+    rows.iter().map(account_row).collect()
+}
+
+fn account_row(row: &PgRow) -> Result<AccountRow, DirectoryError> {
+    let id: i64 = row.get("id");
+    let table = "trading_accounts";
+    let node: Option<String> = row.get("node_id");
+    Ok(AccountRow {
+        id: checked(table, id, "id", AccountId::from_i64(id))?,
+        name: row.get("name"),
+        platform: row.get("platform"),
+        enabled: row.get("enabled"),
+        connection: row.get("connection"),
+        lease_left_s: node.as_ref().and_then(|_| row.get("left_s")),
+        node,
+        token: checked(table, id, "lease_token", Token::from_i64(row.get("lease_token")))?,
+    })
+}
+
+/// The number of the account with this name, or with this number written out.
+pub async fn account_id(db: &mut PgConnection, name: &str) -> Result<AccountId, DirectoryError> {
+    let row = sqlx::query("select id from trading_accounts where name = $1 or id::text = $1 order by name = $1 desc limit 1")
+        .bind(name)
+        .fetch_optional(db)
+        .await?
+        .ok_or_else(|| DirectoryError::NoAccount(name.to_owned()))?;
+    checked("trading_accounts", 0, "id", AccountId::from_i64(row.get("id")))
+}
+
+/// Switches an account on or off; says whether that changed anything.
+pub async fn enable_account(
+    db: &mut PgConnection,
+    id: AccountId,
+    enabled: bool,
+) -> Result<bool, DirectoryError> {
+    let done =
+        sqlx::query("update trading_accounts set enabled = $2 where id = $1 and enabled <> $2")
+            .bind(id.as_i64())
+            .bind(enabled)
+            .execute(db)
+            .await?;
+    Ok(done.rows_affected() > 0)
+}
+
+/// Adds a link. Trades count from now on, unless `sync_existing` says otherwise.
+pub async fn add_link(db: &mut PgConnection, new: &NewLink) -> Result<LinkId, DirectoryError> {
+    let (sizing, value) = sizing_columns(&new.sizing);
+    let row = sqlx::query(
+        "insert into copy_links (master_id, follower_id, magic, sizing, sizing_value, below_min, above_max, \
+         align_contract, slippage_points, copy_stops, copy_pendings, reverse, sync_existing, symbol_map, symbol_suffix) \
+         values ($1, $2, coalesce($3, (select coalesce(max(magic), 7000) + 1 from copy_links where follower_id = $2)), \
+         $4, $5, $6, $7, $8, $9, $10, $11, $12, $13, $14, $15) returning id",
+    )
+    .bind(new.master.as_i64())
+    .bind(new.follower.as_i64())
+    .bind(new.magic.map(|m| m.get() as i32))
+    .bind(sizing)
+    .bind(value)
+    .bind(match new.below_min {
+        BelowMin::Skip => "skip",
+        BelowMin::UseMin => "use_min",
+    })
+    .bind(match new.above_max {
+        AboveMax::Skip => "skip",
+        AboveMax::Clamp => "clamp",
+    })
+    .bind(new.align_contract)
+    .bind(i32::try_from(new.slippage_points).unwrap_or(i32::MAX))
+    .bind(new.copy_stops)
+    .bind(new.copy_pendings)
+    .bind(new.reverse)
+    .bind(new.sync_existing)
+    .bind(Json(&new.symbol_map))
+    .bind(&new.symbol_suffix)
+    .fetch_one(db)
+    .await?;
+    checked("copy_links", 0, "id", LinkId::from_i64(row.get("id")))
+}
+
+fn sizing_columns(sizing: &Sizing) -> (&'static str, Decimal) {
+    match sizing {
+        Sizing::Multiplier(value) => ("multiplier", *value),
+        Sizing::FixedLots(lots) => ("fixed_lots", lots.get()),
+        Sizing::BalanceRatio(value) => ("balance_ratio", *value),
+        Sizing::EquityRatio(value) => ("equity_ratio", *value),
+    }
+}
+
+/// A sizing from its two columns.
+pub fn sizing_from(word: &str, value: Decimal) -> Result<Sizing, String> {
+    if value <= Decimal::ZERO {
+        return Err(format!("must be above 0, got {value}"));
+    }
+    match word {
+        "multiplier" => Ok(Sizing::Multiplier(value)),
+        "fixed_lots" => Lots::new(value).map(Sizing::FixedLots).map_err(|e| e.to_string()),
+        "balance_ratio" => Ok(Sizing::BalanceRatio(value)),
+        "equity_ratio" => Ok(Sizing::EquityRatio(value)),
+        other => Err(format!(
+            "must be multiplier, fixed_lots, balance_ratio or equity_ratio, got {other:?}"
+        )),
+    }
+}
+
+/// All links that were not deleted, by number.
+pub async fn list_links(db: &mut PgConnection) -> Result<Vec<LinkRow>, DirectoryError> {
+    let rows = sqlx::query(
+        "select l.id, m.name as master, f.name as follower, l.magic, l.enabled, l.sizing, l.sizing_value, \
+         l.slippage_points, l.copy_from from copy_links l \
+         join trading_accounts m on m.id = l.master_id join trading_accounts f on f.id = l.follower_id \
+         where l.deleted_at is null order by l.id",
+    )
+    .fetch_all(db)
+    .await?;
+    rows.iter()
+        .map(|row| {
+            let id: i64 = row.get("id");
+            Ok(LinkRow {
+                id: checked("copy_links", id, "id", LinkId::from_i64(id))?,
+                master: row.get("master"),
+                follower: row.get("follower"),
+                magic: magic(row, id)?,
+                enabled: row.get("enabled"),
+                sizing: row.get("sizing"),
+                sizing_value: row.get::<Decimal, _>("sizing_value").normalize(),
+                slippage_points: row.get::<i32, _>("slippage_points").unsigned_abs(),
+                copy_from: rfc3339(row.get("copy_from")),
+            })
+        })
+        .collect()
+}
+
+/// Switches a link on or off. Switching on starts a new `copy_from`: what the master opened
+/// meanwhile is not copied, unless the link says `sync_existing`.
+pub async fn enable_link(
+    db: &mut PgConnection,
+    id: LinkId,
+    enabled: bool,
+) -> Result<bool, DirectoryError> {
+    let known = sqlx::query("select 1 from copy_links where id = $1 and deleted_at is null")
+        .bind(id.as_i64())
+        .fetch_optional(&mut *db)
+        .await?;
+    if known.is_none() {
+        return Err(DirectoryError::NoLink(id));
+    }
+    let done = sqlx::query(
+        "update copy_links set enabled = $2, copy_from = case when $2 then clock_timestamp() else copy_from end \
+         where id = $1 and enabled <> $2",
+    )
+    .bind(id.as_i64())
+    .bind(enabled)
+    .execute(db)
+    .await?;
+    Ok(done.rows_affected() > 0)
+}
+
+/// What a session needs to know of its account.
+pub async fn load_session_account(
+    db: &mut PgConnection,
+    id: AccountId,
+) -> Result<SessionAccount, DirectoryError> {
+    let row = sqlx::query(
+        "select name, platform, connection, epoch_max, exists (select 1 from copy_links l \
+         where l.master_id = a.id and l.deleted_at is null) as is_master \
+         from trading_accounts a where id = $1",
+    )
+    .bind(id.as_i64())
+    .fetch_optional(&mut *db)
+    .await?
+    .ok_or_else(|| DirectoryError::NoAccount(id.to_string()))?;
+    let epoch_max: i64 = row.get("epoch_max");
+    Ok(SessionAccount {
+        id,
+        name: row.get("name"),
+        platform: row.get("platform"),
+        connection: row.get("connection"),
+        epoch_max: Epoch::from_i64(epoch_max).ok(),
+        is_master: row.get("is_master"),
+        links: load_links(db, id).await?,
+    })
+}
+
+/// The rules of every link of a follower; a deleted link closes what it has open and opens nothing.
+pub async fn load_links(
+    db: &mut PgConnection,
+    follower: AccountId,
+) -> Result<Vec<LinkRules>, DirectoryError> {
+    let rows = sqlx::query("select * from copy_links where follower_id = $1 order by id")
+        .bind(follower.as_i64())
+        .fetch_all(db)
+        .await?;
+    rows.iter().map(link_rules).collect()
+}
+
+fn link_rules(row: &PgRow) -> Result<LinkRules, DirectoryError> {
+    let id: i64 = row.get("id");
+    let table = "copy_links";
+    let wrong =
+        |column: &'static str, problem: String| DirectoryError::Row { table, id, column, problem };
+    let enabled: bool = row.get("enabled");
+    let deleted: Option<OffsetDateTime> = row.get("deleted_at");
+    Ok(LinkRules {
+        link: checked(table, id, "id", LinkId::from_i64(id))?,
+        master: checked(table, id, "master_id", AccountId::from_i64(row.get("master_id")))?,
+        follower: checked(table, id, "follower_id", AccountId::from_i64(row.get("follower_id")))?,
+        magic: magic(row, id)?,
+        copy_from: micros(row.get("copy_from")),
+        sync_existing: row.get("sync_existing"),
+        mode: if enabled && deleted.is_none() { LinkMode::Copy } else { LinkMode::CloseOnly },
+        sizing: sizing_from(row.get("sizing"), row.get("sizing_value"))
+            .map_err(|problem| wrong("sizing", problem))?,
+        below_min: match row.get::<&str, _>("below_min") {
+            "use_min" => BelowMin::UseMin,
+            _ => BelowMin::Skip,
+        },
+        above_max: match row.get::<&str, _>("above_max") {
+            "skip" => AboveMax::Skip,
+            _ => AboveMax::Clamp,
+        },
+        align_contract: row.get("align_contract"),
+        slippage_points: row.get::<i32, _>("slippage_points").unsigned_abs(),
+        copy_stops: row.get("copy_stops"),
+        copy_pendings: row.get("copy_pendings"),
+        reverse: row.get("reverse"),
+        symbol_map: row
+            .try_get::<Json<BTreeMap<Symbol, Symbol>>, _>("symbol_map")
+            .map_err(|e| wrong("symbol_map", e.to_string()))?
+            .0,
+        symbol_suffix: row.get("symbol_suffix"),
+    })
+}
+
+fn magic(row: &PgRow, id: i64) -> Result<Magic, DirectoryError> {
+    checked("copy_links", id, "magic", Magic::from_i64(i64::from(row.get::<i32, _>("magic"))))
+}
+
+fn checked<T>(
+    table: &'static str,
+    id: i64,
+    column: &'static str,
+    value: Result<T, schemas::IdError>,
+) -> Result<T, DirectoryError> {
+    value.map_err(|e| DirectoryError::Row { table, id, column, problem: e.to_string() })
+}
+
+/// Microseconds of a database time.
+pub fn micros(at: OffsetDateTime) -> Micros {
+    Micros((at.unix_timestamp_nanos() / 1000) as i64)
+}
+
+fn rfc3339(at: OffsetDateTime) -> String {
+    at.format(&time::format_description::well_known::Rfc3339).unwrap_or_default()
+}
+
+/// Accounts and links for the sessions of a node, over a small pool of its own.
+#[derive(Debug, Clone)]
+pub struct Directory {
+    pool: PgPool,
+}
+
+impl Directory {
+    /// Reads through this pool.
+    pub fn new(pool: PgPool) -> Self {
+        Directory { pool }
+    }
+
+    /// What a session needs to know of its account.
+    pub async fn session_account(&self, id: AccountId) -> Result<SessionAccount, DirectoryError> {
+        load_session_account(&mut *self.pool.acquire().await?, id).await
+    }
+
+    /// Stores the epoch that a master's session is about to use; false if the lease is lost.
+    pub async fn store_epoch(
+        &self,
+        id: AccountId,
+        token: Token,
+        epoch: Epoch,
+    ) -> Result<bool, DirectoryError> {
+        let done = sqlx::query(
+            "update trading_accounts set epoch_max = greatest(epoch_max, $3) \
+             where id = $1 and lease_token = $2 and node_id is not null",
+        )
+        .bind(id.as_i64())
+        .bind(token.as_i64())
+        .bind(epoch.as_i64())
+        .execute(&self.pool)
+        .await?;
+        Ok(done.rows_affected() > 0)
+    }
+}
