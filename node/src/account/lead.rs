@@ -1,0 +1,269 @@
+//! What a master's account looks like to its followers.
+//!
+//! Decides: the book that is published, from what the broker lists now and the parts of
+//! trades that were closed. Inputs are states; the events between two books are computed by
+//! `schemas::Book::diff`, because a broker's callbacks come unordered and get lost.
+//!
+//! Invariants:
+//! 1. A trade keeps its logical ticket through every partial close, also where the broker
+//!    gives the rest a new number (MT4: `to #n` on the closed part, `from #n` on the rest).
+//! 2. The volume at open is what is open plus everything closed in parts.
+//! 3. What Lockstep opened on this account is marked as a copy and is not copied on.
+//!
+//! Not covered: MT4's "close by" that leaves a rest without any link; that rest is a new trade.
+
+use reconcile::tag;
+use rust_decimal::Decimal;
+use schemas::{
+    Book, BrokerPending, BrokerPosition, ClosedTrade, FollowerTicket, Lots, Magic, MasterPending,
+    MasterPosition, MasterTicket, Symbol, SymbolSpec,
+};
+use std::collections::{BTreeMap, BTreeSet};
+
+/// Longest chain of partial closes that is followed; a trade of 1000 steps has no more parts.
+const PARTS_MAX: usize = 1000;
+
+/// The parts of trades that were closed, and which number continues which.
+#[derive(Debug, Default)]
+pub struct ClosedParts {
+    parent: BTreeMap<FollowerTicket, FollowerTicket>,
+    parts: BTreeMap<FollowerTicket, BTreeMap<i64, Decimal>>,
+}
+
+impl ClosedParts {
+    /// Takes over one line of the history. The same line twice counts once.
+    pub fn learn(&mut self, closed: &ClosedTrade) {
+        if let Some(rest) = number_after(&closed.comment, "to #") {
+            self.parent.insert(rest, closed.ticket);
+        }
+        self.parts.entry(closed.ticket).or_default().insert(closed.closed_at.0, closed.lots.get());
+    }
+
+    fn learn_position(&mut self, position: &BrokerPosition) {
+        if let Some(old) = number_after(&position.comment, "from #") {
+            self.parent.entry(position.ticket).or_insert(old);
+        }
+    }
+
+    /// The number under which the trade was first opened, and what was closed of it since.
+    fn origin(&self, ticket: FollowerTicket) -> (FollowerTicket, Decimal) {
+        let mut root = ticket;
+        let mut closed = self.closed_of(root);
+        for _ in 0..PARTS_MAX {
+            match self.parent.get(&root) {
+                Some(parent) if *parent != root => root = *parent,
+                _ => break,
+            }
+            closed += self.closed_of(root);
+        }
+        (root, closed)
+    }
+
+    fn closed_of(&self, ticket: FollowerTicket) -> Decimal {
+        self.parts.get(&ticket).map_or(Decimal::ZERO, |parts| parts.values().sum())
+    }
+}
+
+/// The ticket that follows a marker in a comment, if it is written exactly so.
+fn number_after(comment: &str, marker: &str) -> Option<FollowerTicket> {
+    let digits = comment.trim().strip_prefix(marker)?;
+    let end = digits.find(|c: char| !c.is_ascii_digit()).unwrap_or(digits.len());
+    digits[..end].parse().ok()
+}
+
+/// Makes books of one master account.
+#[derive(Debug, Default)]
+pub struct Lead {
+    parts: ClosedParts,
+    own_magics: BTreeSet<i64>,
+}
+
+impl Lead {
+    /// `own_magics`: those of the links that copy *onto* this account.
+    pub fn new(own_magics: impl IntoIterator<Item = Magic>, history: &[ClosedTrade]) -> Self {
+        let mut lead = Lead {
+            parts: ClosedParts::default(),
+            own_magics: own_magics.into_iter().map(Magic::as_i64).collect(),
+        };
+        history.iter().for_each(|closed| lead.parts.learn(closed));
+        lead
+    }
+
+    /// Takes over a line of the history as it comes.
+    pub fn learn(&mut self, closed: &ClosedTrade) {
+        self.parts.learn(closed);
+    }
+
+    /// The logical ticket of a trade, by any number it had.
+    pub fn logical_ticket(&self, ticket: FollowerTicket) -> MasterTicket {
+        logical(self.parts.origin(ticket).0)
+    }
+
+    /// The book for what the broker lists now.
+    pub fn book(
+        &mut self,
+        positions: &BTreeMap<FollowerTicket, BrokerPosition>,
+        pendings: &BTreeMap<FollowerTicket, BrokerPending>,
+        symbols: &BTreeMap<Symbol, SymbolSpec>,
+    ) -> Book {
+        positions.values().for_each(|p| self.parts.learn_position(p));
+        let mut book = Book::default();
+        for position in positions.values() {
+            let trade = self.trade(position, symbols);
+            book.positions.insert(trade.ticket, trade);
+        }
+        for pending in pendings.values() {
+            let order = self.order(pending, symbols);
+            book.pendings.insert(order.ticket, order);
+        }
+        book
+    }
+
+    fn trade(
+        &self,
+        position: &BrokerPosition,
+        symbols: &BTreeMap<Symbol, SymbolSpec>,
+    ) -> MasterPosition {
+        let (root, closed) = self.parts.origin(position.ticket);
+        MasterPosition {
+            ticket: logical(root),
+            symbol: position.symbol.clone(),
+            side: position.side,
+            lots: position.lots,
+            lots_at_open: Lots::new(position.lots.get() + closed).unwrap_or(position.lots),
+            open_price: Some(position.open_price),
+            stop_loss: position.stop_loss,
+            take_profit: position.take_profit,
+            opened_at: position.opened_at,
+            contract_size: symbols.get(&position.symbol).and_then(|spec| spec.contract_size),
+            is_copy: self.is_copy(position.magic, &position.comment),
+        }
+    }
+
+    fn order(
+        &self,
+        pending: &BrokerPending,
+        symbols: &BTreeMap<Symbol, SymbolSpec>,
+    ) -> MasterPending {
+        MasterPending {
+            ticket: logical(pending.ticket),
+            symbol: pending.symbol.clone(),
+            kind: pending.kind,
+            lots: pending.lots,
+            price: pending.price,
+            stop_loss: pending.stop_loss,
+            take_profit: pending.take_profit,
+            placed_at: pending.placed_at,
+            contract_size: symbols.get(&pending.symbol).and_then(|spec| spec.contract_size),
+            is_copy: self.is_copy(pending.magic, &pending.comment),
+        }
+    }
+
+    fn is_copy(&self, magic: i64, comment: &str) -> bool {
+        self.own_magics.contains(&magic) || tag::decode(comment).is_some()
+    }
+}
+
+fn logical(ticket: FollowerTicket) -> MasterTicket {
+    MasterTicket::new(ticket.get()).expect("both kinds of ticket have one range")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use schemas::{Change, Micros, Side};
+
+    fn ticket(n: u64) -> FollowerTicket {
+        FollowerTicket::new(n).unwrap()
+    }
+
+    fn position(n: u64, lots: &str, comment: &str) -> BrokerPosition {
+        BrokerPosition {
+            ticket: ticket(n),
+            symbol: Symbol::new("EURUSD").unwrap(),
+            side: Side::Buy,
+            lots: lots.parse().unwrap(),
+            open_price: "1.1".parse().unwrap(),
+            stop_loss: None,
+            take_profit: None,
+            opened_at: Micros(1),
+            magic: 0,
+            comment: comment.into(),
+        }
+    }
+
+    fn closed(n: u64, lots: &str, left: Option<&str>, comment: &str, at: i64) -> ClosedTrade {
+        ClosedTrade {
+            ticket: ticket(n),
+            symbol: Symbol::new("EURUSD").unwrap(),
+            side: Side::Buy,
+            lots: lots.parse().unwrap(),
+            open_price: "1.1".parse().unwrap(),
+            close_price: "1.2".parse().unwrap(),
+            opened_at: Micros(1),
+            closed_at: Micros(at),
+            magic: 0,
+            comment: comment.into(),
+            lots_left: left.map(|l| l.parse().unwrap()),
+        }
+    }
+
+    fn book(lead: &mut Lead, positions: &[BrokerPosition]) -> Book {
+        let positions = positions.iter().map(|p| (p.ticket, p.clone())).collect();
+        lead.book(&positions, &BTreeMap::new(), &BTreeMap::new())
+    }
+
+    #[test]
+    fn a_renumbered_rest_is_the_same_trade_with_less_volume() {
+        let mut lead = Lead::default();
+        let before = book(&mut lead, &[position(1, "1", "")]);
+        lead.learn(&closed(1, "0.7", None, "to #2", 10));
+        let after = book(&mut lead, &[position(2, "0.3", "from #1")]);
+        match before.diff(&after).as_slice() {
+            [Change::VolumeChanged { position, previous_lots }] => {
+                assert_eq!(position.ticket.get(), 1);
+                assert_eq!(position.lots.to_string(), "0.3");
+                assert_eq!(position.lots_at_open.to_string(), "1");
+                assert_eq!(previous_lots.to_string(), "1");
+            }
+            other => panic!("{other:?}"),
+        }
+    }
+
+    #[test]
+    fn a_chain_of_partial_closes_is_followed_to_its_first_number() {
+        let history = [closed(1, "0.5", None, "to #2", 10), closed(2, "0.3", None, "to #3", 20)];
+        let mut lead = Lead::new([], &history);
+        let book = book(&mut lead, &[position(3, "0.2", "from #2")]);
+        let trade = book.positions.values().next().unwrap();
+        assert_eq!((trade.ticket.get(), trade.lots_at_open.to_string().as_str()), (1, "1"));
+    }
+
+    #[test]
+    fn a_partial_close_that_keeps_its_number_keeps_the_volume_at_open() {
+        let mut lead = Lead::default();
+        let part = closed(5, "0.4", Some("0.6"), "", 10);
+        lead.learn(&part);
+        lead.learn(&part);
+        let book = book(&mut lead, &[position(5, "0.6", "")]);
+        assert_eq!(book.positions.values().next().unwrap().lots_at_open.to_string(), "1");
+    }
+
+    #[test]
+    fn comments_that_name_each_other_in_a_circle_do_not_hang() {
+        let history = [closed(1, "0.1", None, "to #2", 1), closed(2, "0.1", None, "to #1", 2)];
+        let mut lead = Lead::new([], &history);
+        assert_eq!(book(&mut lead, &[position(2, "0.2", "from #1")]).positions.len(), 1);
+    }
+
+    #[test]
+    fn what_lockstep_opened_here_is_marked_as_a_copy() {
+        let magic = Magic::new(7001).unwrap();
+        let mut lead = Lead::new([magic], &[]);
+        let mut copy = position(1, "1", "");
+        copy.magic = 7001;
+        let book = book(&mut lead, &[copy, position(2, "1", "my own trade")]);
+        let marks: Vec<bool> = book.positions.values().map(|p| p.is_copy).collect();
+        assert_eq!(marks, [true, false]);
+    }
+}

@@ -1,0 +1,162 @@
+//! Which tenures run: one session for each account that the lease says is ours.
+//!
+//! Decides nothing about ownership; it follows the lease state. A lost account is told to
+//! stop, a switched-off one to drain, a gained one is started. A drained tenure is handed in.
+//!
+//! Invariants:
+//! 1. At most one session runs for an account; a new tenure waits for the end of the old one.
+//! 2. A tenure is handed in only when its session ended drained.
+
+use super::metrics::names;
+use super::session::{self, Control, Ended, Gained, NodeContext, Wanted};
+use crate::lease::{LeaseState, TenureKey, task::LeaseCommands};
+use schemas::AccountId;
+use std::collections::BTreeMap;
+use std::sync::Arc;
+use std::time::Duration;
+use tokio::sync::{mpsc, watch};
+
+/// Ends of sessions that wait to be noticed; more than a node has accounts.
+const ENDS_MAX: usize = 16_384;
+
+struct Running {
+    tenure: TenureKey,
+    wanted: watch::Sender<Wanted>,
+}
+
+/// Starts and stops the sessions of a node.
+pub struct Manager {
+    context: Arc<NodeContext>,
+    lease: LeaseCommands,
+    links: watch::Receiver<u64>,
+    running: BTreeMap<AccountId, Running>,
+    ends: mpsc::Sender<(TenureKey, Ended)>,
+    ended: mpsc::Receiver<(TenureKey, Ended)>,
+    draining: bool,
+}
+
+impl std::fmt::Debug for Manager {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Manager").field("running", &self.running.len()).finish_non_exhaustive()
+    }
+}
+
+impl Manager {
+    /// No session yet. `links` is raised whenever a link changed.
+    pub fn new(
+        context: Arc<NodeContext>,
+        lease: LeaseCommands,
+        links: watch::Receiver<u64>,
+    ) -> Self {
+        let (ends, ended) = mpsc::channel(ENDS_MAX);
+        Manager { context, lease, links, running: BTreeMap::new(), ends, ended, draining: false }
+    }
+
+    /// Follows the lease until `shutdown` is raised, then drains everything within `limit`.
+    pub async fn run(
+        mut self,
+        mut state: watch::Receiver<Arc<LeaseState>>,
+        mut shutdown: watch::Receiver<bool>,
+        limit: Duration,
+    ) {
+        loop {
+            let now = Arc::clone(&state.borrow_and_update());
+            self.follow(&now);
+            tokio::select! {
+                biased;
+                () = raised(&mut shutdown) => break,
+                Some((tenure, how)) = self.ended.recv() => self.on_ended(tenure, how).await,
+                changed = state.changed() => if changed.is_err() { break },
+            }
+        }
+        self.drain_all(limit).await;
+    }
+
+    fn follow(&mut self, state: &LeaseState) {
+        for (account, running) in &self.running {
+            let wanted = match state.held.get(account) {
+                Some(tenure) if tenure.token == running.tenure.token && tenure.enabled => {
+                    Wanted::Run
+                }
+                Some(tenure) if tenure.token == running.tenure.token => Wanted::Drain,
+                Some(_) | None => Wanted::Stop,
+            };
+            running.set(wanted);
+        }
+        for (account, tenure) in &state.held {
+            // An old tenure's session that has not ended yet goes first; its end comes here again.
+            if self.running.contains_key(account) || !tenure.enabled {
+                continue;
+            }
+            let key = TenureKey { account: *account, token: tenure.token };
+            self.start(Gained { tenure: key, clean: tenure.clean });
+        }
+    }
+
+    fn start(&mut self, gained: Gained) {
+        let (wanted, receiver) = watch::channel(Wanted::Run);
+        let control = Control { wanted: receiver, links: self.links.clone() };
+        let context = Arc::clone(&self.context);
+        let ends = self.ends.clone();
+        let tenure = gained.tenure;
+        let kind = if gained.clean { "free" } else { "expired" };
+        metrics::counter!(names::TENURES, "kind" => kind).increment(1);
+        tracing::info!(account = %tenure.account, token = %tenure.token, kind, "tenure begins");
+        let session = self.context.hot.spawn(session::run(context, gained, control));
+        self.context.slow.spawn(async move {
+            let how = match session.await {
+                Ok(how) => how,
+                Err(panic) => {
+                    tracing::error!(account = %tenure.account, %panic, "session ended by a bug");
+                    Ended::NotDrained
+                }
+            };
+            // Nobody listens any more when the node ends; then nothing is handed in either.
+            let _node_ends = ends.send((tenure, how)).await;
+        });
+        self.running.insert(tenure.account, Running { tenure, wanted });
+    }
+
+    async fn on_ended(&mut self, tenure: TenureKey, how: Ended) {
+        let word = match how {
+            Ended::Drained => "drained",
+            Ended::NotDrained => "not_drained",
+            Ended::Stopped => "stopped",
+        };
+        metrics::counter!(names::TENURES_ENDED, "how" => word).increment(1);
+        tracing::info!(account = %tenure.account, token = %tenure.token, how = word, "tenure ends");
+        self.running.remove(&tenure.account);
+        if how == Ended::Drained && self.lease.release(tenure, Duration::ZERO).await.is_err() {
+            tracing::warn!(account = %tenure.account, "lease loop has ended, account is left to expire");
+        }
+    }
+
+    async fn drain_all(&mut self, limit: Duration) {
+        self.draining = true;
+        self.running.values().for_each(|running| running.set(Wanted::Drain));
+        let all = async {
+            while !self.running.is_empty() {
+                let Some((tenure, how)) = self.ended.recv().await else { return };
+                self.on_ended(tenure, how).await;
+            }
+        };
+        if tokio::time::timeout(limit, all).await.is_err() {
+            tracing::warn!(left = self.running.len(), "not everything was drained in time");
+        }
+    }
+}
+
+/// Waits until the flag is raised, or nobody can raise it any more.
+async fn raised(flag: &mut watch::Receiver<bool>) {
+    let _ended = flag.wait_for(|raised| *raised).await.map(|_guard| ());
+}
+
+impl Running {
+    fn set(&self, wanted: Wanted) {
+        self.wanted.send_if_modified(|now| {
+            let changed = *now != wanted;
+            *now = wanted;
+            changed
+        });
+    }
+}

@@ -1,0 +1,87 @@
+//! Metrics of accounts, followers and broker calls: one table, and the names for recording.
+
+use crate::metrics::{Metric, MetricKind};
+use metrics::Unit;
+
+/// Names of the metrics, for the places that record them.
+pub mod names {
+    /// Sessions open at brokers.
+    pub const SESSIONS_OPEN: &str = "lockstep_broker_sessions_open";
+    /// Sessions that could not be opened.
+    pub const SESSION_OPEN_FAILURES: &str = "lockstep_broker_session_open_failures_total";
+    /// Orders handed to brokers.
+    pub const BROKER_CALLS_STARTED: &str = "lockstep_broker_calls_started_total";
+    /// Orders answered.
+    pub const BROKER_CALLS_FINISHED: &str = "lockstep_broker_calls_finished_total";
+    /// Own time.
+    pub const OWN_TIME: &str = "lockstep_copy_own_time_seconds";
+    /// What was done for followers.
+    pub const COPIES: &str = "lockstep_copy_actions_total";
+    /// What was decided not to be copied.
+    pub const SKIPS: &str = "lockstep_copy_skips_total";
+    /// Reconciles.
+    pub const RECONCILES: &str = "lockstep_reconciles_total";
+    /// What they did.
+    pub const RECONCILE_ACTIONS: &str = "lockstep_reconcile_actions_total";
+    /// Plans held for a second look.
+    pub const RECONCILE_HELD: &str = "lockstep_reconcile_held_total";
+    /// Links whose plans do not come to rest.
+    pub const RECONCILE_RESTLESS: &str = "lockstep_reconcile_restless_total";
+    /// Second copies found.
+    pub const DUPLICATES_FOUND: &str = "lockstep_duplicates_found_total";
+    /// Tenures begun.
+    pub const TENURES: &str = "lockstep_tenures_begun_total";
+    /// Tenures ended.
+    pub const TENURES_ENDED: &str = "lockstep_tenures_ended_total";
+}
+
+const fn counter(
+    name: &'static str,
+    labels: &'static [&'static str],
+    help: &'static str,
+) -> Metric {
+    Metric { name, kind: MetricKind::Counter, unit: Some(Unit::Count), labels, help, buckets: &[] }
+}
+
+/// What accounts export.
+pub const METRICS: &[Metric] = &[
+    Metric {
+        name: names::SESSIONS_OPEN,
+        kind: MetricKind::Gauge,
+        unit: Some(Unit::Count),
+        labels: &[],
+        help: "Sessions of this node that are open and synced at their brokers.",
+        buckets: &[],
+    },
+    counter(
+        names::SESSION_OPEN_FAILURES,
+        &[],
+        "Times that a session at a broker could not be opened; each is tried again.",
+    ),
+    counter(names::BROKER_CALLS_STARTED, &["action"], "Orders handed to brokers."),
+    counter(names::BROKER_CALLS_FINISHED, &["outcome"], "Orders answered, or given up as unknown."),
+    Metric {
+        name: names::OWN_TIME,
+        kind: MetricKind::Histogram,
+        unit: Some(Unit::Seconds),
+        labels: &["platform", "action"],
+        help: "From the master's callback to the instruction before the follower's order call.",
+        buckets: &[
+            0.0001, 0.000_25, 0.0005, 0.001, 0.002, 0.003, 0.005, 0.0075, 0.01, 0.02, 0.05, 0.1,
+            0.25, 0.5, 1.0,
+        ],
+    },
+    counter(names::COPIES, &["action", "outcome"], "What was done for followers, by how it ended."),
+    counter(names::SKIPS, &["reason"], "Trades that were decided not to be copied."),
+    counter(names::RECONCILES, &["reason"], "Plans made from complete reads."),
+    counter(names::RECONCILE_ACTIONS, &["action"], "Steps that plans decided."),
+    counter(names::RECONCILE_HELD, &[], "Plans held for a second, fresh read."),
+    counter(
+        names::RECONCILE_RESTLESS,
+        &[],
+        "Times that the plans of a link did not come to rest within six rounds.",
+    ),
+    counter(names::DUPLICATES_FOUND, &[], "Second copies of one trade that were found and closed."),
+    counter(names::TENURES, &["kind"], "Accounts taken over: free ones, and from a lost owner."),
+    counter(names::TENURES_ENDED, &["how"], "Tenures that ended, by how."),
+];

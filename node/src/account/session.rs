@@ -1,0 +1,910 @@
+//! One tenure of one account: the shell around its follower and its lead.
+//!
+//! Does the I/O: reads rows, opens the session at the broker, takes permits, sends orders,
+//! hands answers and events to the pure parts, and pushes rows. It decides nothing about
+//! trades.
+//!
+//! Invariants:
+//! 1. A permit is taken right before each order, and the order's own time is stamped there.
+//! 2. What the session told is handed on before the answers that came after it.
+//! 3. When the permission ends, the connection to the broker is cut off, so that nothing from
+//!    its buffers is delivered later; when it comes back, the session is opened anew and
+//!    everything is reconciled before anything live (H4, H8).
+//! 4. A tenure is handed in for release only when no order is unanswered and no row is
+//!    unwritten (S20); otherwise its lease is left to expire.
+//!
+//! Not covered: which accounts there are; `account::manager` starts and stops tenures.
+
+use super::lead::Lead;
+use super::metrics::names;
+use super::rows::{self, Owner};
+use super::view::AccountView;
+use crate::broker::paper::{
+    self as paper_platform, PaperBrokerSession, PaperEvents, PaperSettings,
+};
+use crate::broker::{BrokerError, BrokerSession, NotSent, Outcome, SessionEvent};
+use crate::clock::{NodeClock, NodeTime};
+use crate::config::NodeConfig;
+use crate::directory::{Directory, SessionAccount};
+use crate::follower::{
+    AccountRead, Attempt, Effect, Follower, FollowerSettings, Input, Now, Record, TicketKey,
+};
+use crate::gate::Gate;
+use crate::lease::TenureKey;
+use crate::writer::{AccountStatus, Row, RowSink, Writer, store::PgRows};
+use bus::{
+    Closing, FeedMessage, Feeds, Publisher, PublisherHandle, PublisherSettings, PublisherStatus,
+    start_epoch,
+};
+use futures_util::stream::{FuturesUnordered, StreamExt};
+use reconcile::{FollowerHistory, Limits};
+use schemas::{AccountId, AccountSnapshot, Epoch, Micros, NodeId, Symbol, SymbolSpec};
+use std::collections::{BTreeMap, BTreeSet};
+use std::future::Future;
+use std::pin::Pin;
+use std::sync::Arc;
+use std::task::Poll;
+use std::time::Duration;
+use tokio::runtime::Handle;
+use tokio::sync::{mpsc, watch};
+
+/// Messages of one master's feed that wait for a follower; past it the feed sends a snapshot.
+const FEED_MESSAGES_MAX: usize = 8_192;
+/// How often a session looks at the clock: settle times, retries, the end of its permission.
+const TICK: Duration = Duration::from_millis(100);
+/// First wait after a session could not be opened.
+const OPEN_RETRY_FIRST: Duration = Duration::from_millis(200);
+/// Longest such wait.
+const OPEN_RETRY_MAX: Duration = Duration::from_secs(5);
+/// Wait before rows that could not be read are asked for again.
+const LOAD_RETRY: Duration = Duration::from_secs(1);
+/// How long a draining account waits for its last answers.
+const DRAIN_LIMIT: Duration = Duration::from_secs(30);
+/// How long a draining account waits until its rows are written.
+const FLUSH_LIMIT: Duration = Duration::from_secs(10);
+/// How long a draining master's last events may take to leave.
+const CLOSE_LIMIT: Duration = Duration::from_secs(1);
+/// A reconcile without any other reason: finds what nobody told of, such as a changed stop.
+const ROUTINE_RECONCILE: Duration = Duration::from_secs(60);
+/// At most this often an account's status row is written.
+const STATUS_EVERY: Duration = Duration::from_secs(5);
+
+/// What all sessions of a node share.
+#[derive(Debug)]
+pub struct NodeContext {
+    /// This process.
+    pub node: NodeId,
+    /// Its settings.
+    pub config: NodeConfig,
+    /// Its time.
+    pub clock: NodeClock,
+    /// Its permits.
+    pub gate: Gate,
+    /// Its feeds.
+    pub feeds: Feeds,
+    /// Its connection to the bus.
+    pub bus: async_nats::Client,
+    /// Its writer.
+    pub writer: Writer,
+    /// Pair rows, for reading.
+    pub rows: Arc<PgRows>,
+    /// Accounts and links.
+    pub directory: Directory,
+    /// Where slow work runs.
+    pub slow: Handle,
+    /// Where sessions run.
+    pub hot: Handle,
+}
+
+impl NodeContext {
+    fn now(&self) -> Now {
+        Now { node: self.clock.now(), wall: self.clock.wall() }
+    }
+}
+
+/// What the manager wants of a tenure.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Wanted {
+    /// Work.
+    Run,
+    /// Finish what is in flight, write the rows, end.
+    Drain,
+    /// The tenure is lost: stop at once.
+    Stop,
+}
+
+/// What the manager tells a tenure, last word wins.
+#[derive(Debug, Clone)]
+pub struct Control {
+    /// What is wanted.
+    pub wanted: watch::Receiver<Wanted>,
+    /// Raised when the links of this account changed.
+    pub links: watch::Receiver<u64>,
+}
+
+/// How a tenure's session ended.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Ended {
+    /// Nothing in flight, everything written: the tenure may be given back.
+    Drained,
+    /// Something is unanswered or unwritten: the lease must run out.
+    NotDrained,
+    /// The tenure was lost.
+    Stopped,
+}
+
+/// One tenure that this node has gained.
+#[derive(Debug, Clone, Copy)]
+pub struct Gained {
+    /// Account and token.
+    pub tenure: TenureKey,
+    /// The account was free before, so nobody's order can still be on its way.
+    pub clean: bool,
+}
+
+/// Runs a tenure until it ends.
+pub async fn run(context: Arc<NodeContext>, gained: Gained, control: Control) -> Ended {
+    let mut session = AccountSession::new(context, gained, control);
+    let ended = session.run().await;
+    session.leave_feeds();
+    ended
+}
+
+type Load = Result<(SessionAccount, Vec<(reconcile::LinkRules, reconcile::Pairs)>), String>;
+type AnswerFuture = Pin<Box<dyn Future<Output = (TicketKey, Attempt, Outcome)> + Send>>;
+type ReadFuture = Pin<Box<dyn Future<Output = (u64, Option<AccountRead>)> + Send>>;
+
+struct AccountSession {
+    context: Arc<NodeContext>,
+    gained: Gained,
+    owner: Owner,
+    control: Control,
+    follower: Option<Follower>,
+    feeds: Vec<(AccountId, mpsc::Receiver<FeedMessage>)>,
+    stretch: Option<u64>,
+    epoch: Option<Epoch>,
+    last_status: Option<NodeTime>,
+    last_word: Option<&'static str>,
+}
+
+/// What belongs to one connection to the broker.
+struct Connection {
+    session: Arc<PaperBrokerSession>,
+    events: PaperEvents,
+    answers: FuturesUnordered<AnswerFuture>,
+    reads: FuturesUnordered<ReadFuture>,
+    lead: Option<Leading>,
+}
+
+/// The publishing half of an account that is a master.
+struct Leading {
+    lead: Lead,
+    publisher: PublisherHandle,
+    status: watch::Receiver<PublisherStatus>,
+    /// Used where the account has no follower, and so no view of its own.
+    view: Option<AccountView>,
+}
+
+/// Why the work on one connection ended.
+enum Interrupted {
+    /// The connection, or the permission, is gone: begin again.
+    Again,
+    /// The manager wants something else.
+    Wanted(Wanted),
+}
+
+impl AccountSession {
+    fn new(context: Arc<NodeContext>, gained: Gained, control: Control) -> Self {
+        let owner = Owner { account: gained.tenure.account, token: gained.tenure.token };
+        AccountSession {
+            context,
+            gained,
+            owner,
+            control,
+            follower: None,
+            feeds: Vec::new(),
+            stretch: None,
+            epoch: None,
+            last_status: None,
+            last_word: None,
+        }
+    }
+
+    async fn run(&mut self) -> Ended {
+        self.status("connecting", None, true);
+        let account = match self.load().await {
+            Ok(account) => account,
+            Err(wanted) => return self.end_unconnected(wanted).await,
+        };
+        let settings = match PaperSettings::from_json(account.id, &account.connection) {
+            Ok(settings) => settings,
+            Err(error) => return self.hold_unusable(&error).await,
+        };
+        self.attach_feeds();
+        let mut wait = OPEN_RETRY_FIRST;
+        loop {
+            if let Err(wanted) = self.wait_for_permission().await {
+                return self.end_unconnected(wanted).await;
+            }
+            match self.connect(&account, &settings).await {
+                Ok(mut connection) => {
+                    wait = OPEN_RETRY_FIRST;
+                    metrics::gauge!(names::SESSIONS_OPEN).increment(1.0);
+                    let interrupted = self.work(&mut connection).await;
+                    metrics::gauge!(names::SESSIONS_OPEN).decrement(1.0);
+                    match interrupted {
+                        Interrupted::Again => self.cut(&mut connection),
+                        Interrupted::Wanted(Wanted::Drain) => return self.drain(connection).await,
+                        Interrupted::Wanted(_) => {
+                            self.cut(&mut connection);
+                            return Ended::Stopped;
+                        }
+                    }
+                }
+                Err(error) => {
+                    metrics::counter!(names::SESSION_OPEN_FAILURES).increment(1);
+                    tracing::warn!(account = %self.owner.account, %error, "session not opened");
+                    self.status("connecting", Some(error.to_string()), true);
+                    if let Err(wanted) = self.pause(wait).await {
+                        return self.end_unconnected(wanted).await;
+                    }
+                    wait = wait.saturating_mul(2).min(OPEN_RETRY_MAX);
+                }
+            }
+        }
+    }
+
+    /// Account, links and pairs, read completely; tried until it works.
+    async fn load(&mut self) -> Result<SessionAccount, Wanted> {
+        loop {
+            let context = Arc::clone(&self.context);
+            let account = self.owner.account;
+            let task = self.context.slow.spawn(async move { load(&context, account).await });
+            match task.await.unwrap_or_else(|panic| Err(panic.to_string())) {
+                Ok((account, links)) => {
+                    self.begin_following(links);
+                    self.epoch = account.epoch_max;
+                    return Ok(account);
+                }
+                Err(error) => {
+                    tracing::warn!(account = %account, %error, "account not read");
+                    self.status("connecting", Some(error), true);
+                    self.pause(LOAD_RETRY).await?;
+                }
+            }
+        }
+    }
+
+    fn begin_following(&mut self, links: Vec<(reconcile::LinkRules, reconcile::Pairs)>) {
+        if links.is_empty() {
+            return;
+        }
+        let config = &self.context.config;
+        let settings = FollowerSettings {
+            parallel_orders: config.parallel_orders as usize,
+            limits: Limits { broker_answer_max: config.broker_call_limit, ..Limits::default() },
+            audits: config.audits.clone(),
+            routine: ROUTINE_RECONCILE,
+        };
+        let now = self.context.now();
+        let settle = (!self.gained.clean).then(|| now.node.plus(config.settle));
+        let follower = Follower::new(self.owner.account, settings, links, settle, now);
+        self.follower = Some(follower);
+    }
+
+    fn attach_feeds(&mut self) {
+        let Some(follower) = &self.follower else { return };
+        for master in follower.masters() {
+            if self.feeds.iter().all(|(attached, _)| *attached != master) {
+                let (sender, receiver) = mpsc::channel(FEED_MESSAGES_MAX);
+                self.context.feeds.attach(master, self.owner.account, sender);
+                self.feeds.push((master, receiver));
+            }
+        }
+    }
+
+    fn leave_feeds(&mut self) {
+        for (master, _) in self.feeds.drain(..) {
+            self.context.feeds.detach(master, self.owner.account);
+        }
+    }
+
+    fn wanted(&self) -> Result<(), Wanted> {
+        match *self.control.wanted.borrow() {
+            Wanted::Run => Ok(()),
+            other => Err(other),
+        }
+    }
+
+    /// Waits, unless the manager wants something else.
+    async fn pause(&mut self, wait: Duration) -> Result<(), Wanted> {
+        self.wanted()?;
+        tokio::select! {
+            changed = self.control.wanted.changed() => {
+                if changed.is_err() {
+                    return Err(Wanted::Stop);
+                }
+            }
+            () = tokio::time::sleep(wait) => {}
+        }
+        self.wanted()
+    }
+
+    fn permission(&self) -> Option<crate::gate::Permission> {
+        let now = self.context.clock.now();
+        let permission = self.context.gate.permission(self.owner.account, now)?;
+        (permission.token == self.owner.token).then_some(permission)
+    }
+
+    async fn wait_for_permission(&mut self) -> Result<(), Wanted> {
+        loop {
+            self.wanted()?;
+            if let Some(permission) = self.permission() {
+                let restored = self.stretch.is_some_and(|stretch| stretch != permission.stretch);
+                self.stretch = Some(permission.stretch);
+                if restored && let Some(follower) = &mut self.follower {
+                    let now = self.context.now();
+                    // No session is open: nothing but a due reconcile can come of it.
+                    let _no_effects = follower.step(now, Input::LeaseRestored);
+                }
+                return Ok(());
+            }
+            self.pause(TICK).await?;
+        }
+    }
+
+    async fn connect(
+        &mut self,
+        account: &SessionAccount,
+        settings: &PaperSettings,
+    ) -> Result<Connection, BrokerError> {
+        let context = Arc::clone(&self.context);
+        let (session, events, snapshot) = paper_platform::open(
+            account.id,
+            settings,
+            &context.node,
+            self.owner.token,
+            context.clock.clone(),
+        )
+        .await?;
+        let session = Arc::new(session);
+        let symbols = session.symbols().await?;
+        let lead = if account.is_master {
+            Some(self.begin_leading(account, &session, &snapshot, &symbols).await?)
+        } else {
+            None
+        };
+        let mut connection = Connection {
+            session,
+            events,
+            answers: FuturesUnordered::new(),
+            reads: FuturesUnordered::new(),
+            lead,
+        };
+        if let Some(follower) = &mut self.follower {
+            let effects = follower.step(context.now(), Input::SessionOpened { snapshot, symbols });
+            self.execute(&mut connection, effects).await;
+        }
+        self.status("reconciling", None, true);
+        Ok(connection)
+    }
+
+    /// Starts to speak as a master, with an epoch that is stored before the first word.
+    async fn begin_leading(
+        &mut self,
+        account: &SessionAccount,
+        session: &Arc<PaperBrokerSession>,
+        snapshot: &AccountSnapshot,
+        symbols: &[SymbolSpec],
+    ) -> Result<Leading, BrokerError> {
+        let oldest = snapshot.positions.iter().map(|p| p.opened_at).min();
+        let history = session.history(oldest.unwrap_or(snapshot.at)).await?;
+        let magics = account.links.iter().map(|link| link.magic);
+        let mut lead = Lead::new(magics, &history);
+        let view = AccountView::new(snapshot, symbols.to_vec());
+        let epoch = start_epoch(self.context.clock.wall(), self.epoch, None);
+        self.store_epoch(epoch).await?;
+        let gate = self.context.gate.clone();
+        let clock = self.context.clock.clone();
+        let owner = self.owner;
+        let may_publish = Arc::new(move || {
+            gate.permission(owner.account, clock.now()).is_some_and(|p| p.token == owner.token)
+        });
+        let publisher = Publisher::start(
+            self.context.bus.clone(),
+            owner.account,
+            epoch,
+            PublisherSettings {
+                beacon_interval: self.context.config.beacon,
+                ..PublisherSettings::default()
+            },
+            may_publish,
+            &self.context.hot,
+        );
+        if let Some(funds) = &snapshot.funds {
+            publisher.set_funds(funds.clone());
+        }
+        let book = lead.book(&view.positions, &view.pendings, &view.symbols);
+        publisher.observe(self.context.clock.wall(), book, &BTreeMap::new());
+        let status = publisher.status();
+        let view = self.follower.is_none().then_some(view);
+        Ok(Leading { lead, publisher, status, view })
+    }
+
+    async fn store_epoch(&mut self, epoch: Epoch) -> Result<(), BrokerError> {
+        let context = Arc::clone(&self.context);
+        let owner = self.owner;
+        let stored =
+            self.context
+                .slow
+                .spawn(async move {
+                    context.directory.store_epoch(owner.account, owner.token, epoch).await
+                })
+                .await
+                .map_err(|panic| BrokerError::Connection(panic.to_string()))?
+                .map_err(|error| BrokerError::Connection(format!("epoch not stored: {error}")))?;
+        if !stored {
+            return Err(BrokerError::Connection("epoch not stored: the lease was lost".into()));
+        }
+        self.epoch = Some(epoch);
+        Ok(())
+    }
+
+    /// Works on one connection until something ends it.
+    async fn work(&mut self, connection: &mut Connection) -> Interrupted {
+        let mut tick = tokio::time::interval(TICK);
+        tick.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
+        loop {
+            tokio::select! {
+                biased;
+                changed = self.control.wanted.changed() => {
+                    let wanted = if changed.is_err() { Err(Wanted::Stop) } else { self.wanted() };
+                    if let Err(wanted) = wanted {
+                        return Interrupted::Wanted(wanted);
+                    }
+                }
+                event = connection.events.next() => {
+                    if let SessionEvent::Lost(reason) = event {
+                        tracing::warn!(account = %self.owner.account, reason, "session lost");
+                        return Interrupted::Again;
+                    }
+                    self.on_event(connection, event).await;
+                }
+                (master, message) = next_message(&mut self.feeds) => {
+                    self.on_feed(connection, master, message).await;
+                }
+                Some((key, attempt, outcome)) = connection.answers.next() => {
+                    metrics::counter!(names::BROKER_CALLS_FINISHED, "outcome" => outcome_word(&outcome)).increment(1);
+                    self.step(connection, Input::Answer { key, attempt, outcome }).await;
+                }
+                Some((id, read)) = connection.reads.next() => {
+                    self.step(connection, Input::Read { id, read }).await;
+                }
+                Ok(()) = self.control.links.changed() => {
+                    self.reload_links(connection).await;
+                }
+                _ = tick.tick() => {
+                    if self.permission().is_none_or(|p| Some(p.stretch) != self.stretch) {
+                        tracing::info!(account = %self.owner.account, "permission ended, session cut");
+                        return Interrupted::Again;
+                    }
+                    if connection.lead.as_ref().is_some_and(Leading::is_superseded) {
+                        tracing::warn!(account = %self.owner.account, "another publisher speaks for this master");
+                        return Interrupted::Again;
+                    }
+                    self.step(connection, Input::Tick).await;
+                    self.routine_status();
+                }
+            }
+        }
+    }
+
+    async fn on_event(&mut self, connection: &mut Connection, event: SessionEvent) {
+        let at = self.context.clock.wall();
+        if let Some(leading) = &mut connection.lead {
+            leading.learn(&event);
+        }
+        self.step(connection, Input::Session(event.clone())).await;
+        if let Some(leading) = &mut connection.lead {
+            let view = self.follower.as_ref().and_then(Follower::view);
+            leading.publish(at, &event, view);
+        }
+    }
+
+    async fn on_feed(
+        &mut self,
+        connection: &mut Connection,
+        master: AccountId,
+        message: FeedMessage,
+    ) {
+        let symbol = match &message {
+            FeedMessage::Event { event, .. } => event_symbol(event),
+            FeedMessage::Snapshot(..) | FeedMessage::Doubt(_) | FeedMessage::Funds(_) => None,
+        };
+        if let (Some(symbol), Some(follower)) = (symbol, &mut self.follower) {
+            for symbol in follower.copied_symbols(master, symbol) {
+                if let Some(quote) = connection.session.quote(&symbol) {
+                    follower.set_quote(quote);
+                }
+            }
+        }
+        self.step(connection, Input::Feed { master, message }).await;
+    }
+
+    async fn reload_links(&mut self, connection: &mut Connection) {
+        let context = Arc::clone(&self.context);
+        let account = self.owner.account;
+        let task = self.context.slow.spawn(async move { load(&context, account).await });
+        match task.await.unwrap_or_else(|panic| Err(panic.to_string())) {
+            Ok((account, links)) if self.follower.is_some() => {
+                self.step(connection, Input::Links(account.links)).await;
+                drop(links);
+                self.attach_feeds();
+            }
+            Ok((_, links)) => {
+                self.begin_following(links);
+                self.attach_feeds();
+            }
+            // The links as they were stay in force; the next change, or the next tenure, reads again.
+            Err(error) => tracing::warn!(account = %account, %error, "links not read again"),
+        }
+    }
+
+    async fn step(&mut self, connection: &mut Connection, input: Input) {
+        let now = self.context.now();
+        let Some(follower) = &mut self.follower else { return };
+        let effects = follower.step(now, input);
+        self.execute(connection, effects).await;
+    }
+
+    /// Does what the follower wants done; an answer that is there at once is handed back at once.
+    async fn execute(&mut self, connection: &mut Connection, effects: Vec<Effect>) {
+        let mut todo = std::collections::VecDeque::from(effects);
+        while let Some(effect) = todo.pop_front() {
+            match effect {
+                Effect::Send { key, attempt, request, .. } => {
+                    let more = self.send(connection, key, attempt, &request);
+                    // What follows from an order comes before the next order of the list.
+                    more.into_iter().rev().for_each(|effect| todo.push_front(effect));
+                }
+                Effect::Read { id, since, symbols } => {
+                    connection.reads.push(read(
+                        Arc::clone(&connection.session),
+                        id,
+                        since,
+                        symbols,
+                    ));
+                }
+                Effect::AskMaster { master, reason } => {
+                    if let Some(feed) = self.context.feeds.get(master) {
+                        feed.request_snapshot(self.owner.account, reason);
+                    }
+                }
+                Effect::Persist(pair) => {
+                    let row = rows::pair_row(self.owner, *pair, self.context.clock.wall());
+                    self.context.writer.push(Row::Pair(row));
+                }
+                Effect::Record(record) => self.record(*record),
+                Effect::Planned { reason, steps, held, duplicates } => {
+                    count_plan(reason, &steps, held, duplicates);
+                }
+                Effect::Restless(link) => {
+                    metrics::counter!(names::RECONCILE_RESTLESS).increment(1);
+                    tracing::warn!(%link, "plans for this link do not come to rest");
+                }
+            }
+        }
+    }
+
+    fn send(
+        &mut self,
+        connection: &mut Connection,
+        key: TicketKey,
+        attempt: Attempt,
+        request: &schemas::OrderRequest,
+    ) -> Vec<Effect> {
+        let Some(follower) = &mut self.follower else { return Vec::new() };
+        let context = &self.context;
+        let reserve = context.config.send_reserve;
+        // The instruction before the order call: own time ends here.
+        let now = context.now();
+        let permit = context.gate.permit(self.owner.account, now.node, reserve);
+        let Ok(permit) = permit else {
+            let outcome = Outcome::NotSent(NotSent::Gate);
+            return follower.step(now, Input::Answer { key, attempt, outcome });
+        };
+        let mut answer = connection.session.submit(permit, request, attempt);
+        // An answer that is there at once says that nothing left.
+        if let Some(outcome) = ready(&mut answer) {
+            return follower.step(context.now(), Input::Answer { key, attempt, outcome });
+        }
+        metrics::counter!(names::BROKER_CALLS_STARTED, "action" => request.action()).increment(1);
+        let effects = follower.submitted(key, attempt, now);
+        if let Some(own_time) = follower.own_time(key) {
+            metrics::histogram!(names::OWN_TIME, "platform" => "paper", "action" => request.action())
+                .record(own_time.as_secs_f64());
+        }
+        let limit = context.config.broker_call_limit;
+        connection.answers.push(Box::pin(async move {
+            let outcome = tokio::time::timeout(limit, answer)
+                .await
+                .unwrap_or_else(|_| Outcome::Unknown("no answer within the call limit".into()));
+            (key, attempt, outcome)
+        }));
+        effects
+    }
+
+    fn record(&self, record: Record) {
+        let outcome = rows::event_outcome(record.outcome).as_str();
+        metrics::counter!(names::COPIES, "action" => record.action, "outcome" => outcome)
+            .increment(1);
+        if let (crate::follower::RecordOutcome::Skipped, Some(reason)) =
+            (record.outcome, &record.reason)
+            && let Some(reason) = reconcile::SkipReason::from_word(reason)
+        {
+            metrics::counter!(names::SKIPS, "reason" => reason.as_str()).increment(1);
+        }
+        let event = rows::copy_event(self.owner, record, self.context.clock.wall());
+        self.context.writer.push(Row::CopyEvent(event));
+    }
+
+    /// The connection is given up: whatever is on its way has an unknown outcome.
+    fn cut(&mut self, connection: &mut Connection) {
+        connection.session.abort();
+        if let Some(leading) = &connection.lead {
+            leading.publisher.suspend();
+        }
+        let now = self.context.now();
+        let Some(follower) = &mut self.follower else { return };
+        let effects = follower.step(now, Input::Session(SessionEvent::Lost("cut".into())));
+        for effect in effects {
+            match effect {
+                Effect::Record(record) => self.record(*record),
+                Effect::Persist(pair) => {
+                    let row = rows::pair_row(self.owner, *pair, now.wall);
+                    self.context.writer.push(Row::Pair(row));
+                }
+                Effect::Send { .. }
+                | Effect::Read { .. }
+                | Effect::AskMaster { .. }
+                | Effect::Planned { .. }
+                | Effect::Restless(_) => {}
+            }
+        }
+        self.status("connecting", None, true);
+    }
+
+    /// Lets go: no new order, the last answers, the last rows.
+    async fn drain(&mut self, mut connection: Connection) -> Ended {
+        self.status("draining", None, true);
+        self.step(&mut connection, Input::Drain).await;
+        let drained = tokio::time::timeout(DRAIN_LIMIT, self.last_answers(&mut connection)).await;
+        if let Some(leading) = &connection.lead {
+            leading.publisher.close(CLOSE_LIMIT).await;
+        }
+        if drained != Ok(true) {
+            self.cut(&mut connection);
+            return Ended::NotDrained;
+        }
+        drop(connection);
+        self.flushed().await
+    }
+
+    /// True when no order is unanswered; false when that will not be.
+    async fn last_answers(&mut self, connection: &mut Connection) -> bool {
+        loop {
+            if self.follower.as_ref().is_none_or(|follower| follower.unanswered() == 0) {
+                return true;
+            }
+            if *self.control.wanted.borrow() == Wanted::Stop {
+                return false;
+            }
+            tokio::select! {
+                biased;
+                event = connection.events.next() => {
+                    if matches!(event, SessionEvent::Lost(_)) {
+                        return false;
+                    }
+                    self.on_event(connection, event).await;
+                }
+                Some((key, attempt, outcome)) = connection.answers.next() => {
+                    self.step(connection, Input::Answer { key, attempt, outcome }).await;
+                }
+                () = tokio::time::sleep(TICK) => {}
+            }
+        }
+    }
+
+    async fn flushed(&mut self) -> Ended {
+        let flush = self.context.writer.flush_account(self.owner.account);
+        match tokio::time::timeout(FLUSH_LIMIT, flush).await {
+            Ok(Ok(())) => Ended::Drained,
+            Ok(Err(_)) | Err(_) => Ended::NotDrained,
+        }
+    }
+
+    /// The end of a tenure that has no session: nothing is in flight, but rows may wait.
+    async fn end_unconnected(&mut self, wanted: Wanted) -> Ended {
+        let unanswered = self.follower.as_ref().map_or(0, Follower::unanswered);
+        match wanted {
+            Wanted::Drain if unanswered == 0 => self.flushed().await,
+            Wanted::Drain => Ended::NotDrained,
+            Wanted::Run | Wanted::Stop => Ended::Stopped,
+        }
+    }
+
+    /// Settings that make no session: nothing to do until somebody mends the row.
+    async fn hold_unusable(&mut self, error: &BrokerError) -> Ended {
+        tracing::error!(account = %self.owner.account, %error, "account cannot be used");
+        self.status("unusable", Some(error.to_string()), true);
+        loop {
+            if let Err(wanted) = self.pause(STATUS_EVERY).await {
+                return self.end_unconnected(wanted).await;
+            }
+        }
+    }
+
+    fn routine_status(&mut self) {
+        let word = match &self.follower {
+            Some(follower) if !follower.is_copying() => "reconciling",
+            Some(_) => "copying",
+            None => "leading",
+        };
+        self.status(word, None, false);
+    }
+
+    /// Writes what the session does; unless `now` is set, at most every [`STATUS_EVERY`] and at changes.
+    fn status(&mut self, session: &'static str, detail: Option<String>, at_once: bool) {
+        let now = self.context.now();
+        let changed = self.last_word != Some(session);
+        let recent = self.last_status.is_some_and(|at| now.node.since(at) < STATUS_EVERY);
+        if recent && !changed && !at_once {
+            return;
+        }
+        self.last_status = Some(now.node);
+        self.last_word = Some(session);
+        let view = self.follower.as_ref().and_then(Follower::view);
+        let count = |n: usize| u32::try_from(n).unwrap_or(u32::MAX);
+        self.context.writer.push(Row::AccountStatus(AccountStatus {
+            account: self.owner.account,
+            token: self.owner.token,
+            session,
+            detail,
+            funds: view.and_then(|view| view.funds.clone()),
+            positions_open: view.map(|view| count(view.positions.len())),
+            pendings_open: view.map(|view| count(view.pendings.len())),
+            at: now.wall,
+        }));
+    }
+}
+
+impl Leading {
+    fn is_superseded(&self) -> bool {
+        matches!(*self.status.borrow(), PublisherStatus::Superseded { .. })
+    }
+
+    fn learn(&mut self, event: &SessionEvent) {
+        if let Some(view) = &mut self.view {
+            view.apply(event);
+        }
+        if let SessionEvent::Reduced { closed, .. } | SessionEvent::Closed { closed, .. } = event {
+            self.lead.learn(closed);
+        }
+    }
+
+    fn publish(&mut self, at: Micros, event: &SessionEvent, shared: Option<&AccountView>) {
+        if let SessionEvent::Funds(funds) = event {
+            self.publisher.set_funds(funds.clone());
+            return;
+        }
+        let Some(view) = self.view.as_ref().or(shared) else { return };
+        let mut closings = BTreeMap::new();
+        if let SessionEvent::Closed { closed, reason } = event {
+            let ticket = self.lead.logical_ticket(closed.ticket);
+            closings.insert(ticket, Closing { price: Some(closed.close_price), reason: *reason });
+        }
+        let book = self.lead.book(&view.positions, &view.pendings, &view.symbols);
+        self.publisher.observe(at, book, &closings);
+    }
+}
+
+async fn load(context: &NodeContext, account: AccountId) -> Load {
+    let session = context.directory.session_account(account).await.map_err(|e| e.to_string())?;
+    let loaded = context.rows.load_pairs(account).await.map_err(|e| e.to_string())?;
+    let links =
+        session.links.iter().map(|rules| (rules.clone(), rows::pairs_of(rules, &loaded))).collect();
+    Ok((session, links))
+}
+
+/// One complete read of the account, its history and the quotes that matter; or nothing.
+fn read(
+    session: Arc<PaperBrokerSession>,
+    id: u64,
+    since: Micros,
+    symbols: BTreeSet<Symbol>,
+) -> ReadFuture {
+    Box::pin(async move {
+        // History last: what ends between the two reads is then in both, and missing in neither.
+        let complete = async {
+            let snapshot = session.snapshot().await?;
+            let trades = session.history(since).await?;
+            Ok::<_, BrokerError>((snapshot, trades))
+        };
+        match complete.await {
+            Ok((snapshot, trades)) => {
+                let quotes = symbols.iter().filter_map(|symbol| session.quote(symbol)).collect();
+                let history = FollowerHistory { since, trades };
+                (id, Some(AccountRead { snapshot, history, quotes }))
+            }
+            Err(error) => {
+                tracing::warn!(%error, "account not read");
+                (id, None)
+            }
+        }
+    })
+}
+
+/// The next message of any of the feeds; waits for ever without feeds.
+async fn next_message(
+    feeds: &mut [(AccountId, mpsc::Receiver<FeedMessage>)],
+) -> (AccountId, FeedMessage) {
+    std::future::poll_fn(|cx| {
+        for (master, receiver) in feeds.iter_mut() {
+            if let Poll::Ready(Some(message)) = receiver.poll_recv(cx) {
+                return Poll::Ready((*master, message));
+            }
+        }
+        Poll::Pending
+    })
+    .await
+}
+
+/// The outcome, if it is there without waiting.
+fn ready(answer: &mut crate::broker::Answer) -> Option<Outcome> {
+    let mut cx = std::task::Context::from_waker(std::task::Waker::noop());
+    match answer.as_mut().poll(&mut cx) {
+        Poll::Ready(outcome) => Some(outcome),
+        Poll::Pending => None,
+    }
+}
+
+fn event_symbol(event: &schemas::TradeEvent) -> Option<&Symbol> {
+    use schemas::Change;
+    match &event.change {
+        Change::PositionOpened(p)
+        | Change::PositionModified(p)
+        | Change::PendingFilled(p)
+        | Change::VolumeChanged { position: p, .. }
+        | Change::PositionClosed { position: p, .. } => Some(&p.symbol),
+        Change::PendingPlaced(o) | Change::PendingModified(o) | Change::PendingCancelled(o) => {
+            Some(&o.symbol)
+        }
+    }
+}
+
+fn outcome_word(outcome: &Outcome) -> &'static str {
+    match outcome {
+        Outcome::Done(_) => "done",
+        Outcome::Rejected(_) => "rejected",
+        Outcome::NotSent(_) => "not_sent",
+        Outcome::Unknown(_) => "unknown",
+    }
+}
+
+fn count_plan(
+    reason: crate::follower::Reason,
+    steps: &[&'static str],
+    held: bool,
+    duplicates: usize,
+) {
+    metrics::counter!(names::RECONCILES, "reason" => reason.as_str()).increment(1);
+    for step in steps {
+        metrics::counter!(names::RECONCILE_ACTIONS, "action" => *step).increment(1);
+    }
+    if held {
+        metrics::counter!(names::RECONCILE_HELD).increment(1);
+    }
+    if duplicates > 0 {
+        metrics::counter!(names::DUPLICATES_FOUND).increment(duplicates as u64);
+    }
+}

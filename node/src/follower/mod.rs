@@ -1,0 +1,40 @@
+//! A follower: one account that copies, as a pure state machine and the task around it.
+//!
+//! Decides: which order to send next, and what to remember of the answers. The machine takes
+//! one [`Input`] at a time with `now` and gives back a list of [`Effect`]s; it reads no clock
+//! and waits for nothing. One mailbox feeds it, so a reconcile and a live event can never act
+//! on the same pair at once (H47).
+//!
+//! It works on wanted states, not on messages: an event changes what the master holds, and
+//! then the one question for its ticket is what makes the copy agree. The reconcile asks the
+//! same question for every ticket, with complete reads in hand.
+//!
+//! Invariants:
+//! 1. At most one order is on its way for a (link, master ticket); what arrives meanwhile is
+//!    merged into the wanted state and looked at when the answer is there (H48).
+//! 2. Nothing is opened for a link before its first reconcile, while its feed is doubtful, or
+//!    before the settle time after an unclean takeover has passed. Closes never wait for these.
+//! 3. A late open only comes out of a reconcile, which has looked into the history (H43).
+//! 4. A plan acts only on tickets that nothing has touched since its read began (S12).
+//! 5. An open of unknown outcome is never sent again; its slot stays taken until a read settles
+//!    it (H42, H49).
+//! 6. What the gate refused is dropped and counted; the reconcile after the next confirmed
+//!    cycle finds it again.
+//! 7. A pair is written down when its order has left, and never before: an order that was not
+//!    sent leaves no trace that a later owner would wait for.
+//!
+//! Not covered: the permit, the socket and the rows; `account::session` has them.
+
+mod live;
+pub mod queue;
+mod reconciling;
+mod state;
+
+#[cfg(test)]
+mod tests;
+
+pub use queue::{Attempt, TicketKey};
+pub use state::{
+    AccountRead, Cause, Effect, Follower, FollowerSettings, Input, Now, Reason, Record,
+    RecordOutcome,
+};

@@ -1,0 +1,251 @@
+//! When to read, and what to do with a complete read.
+
+use super::queue::TicketKey;
+use super::state::{
+    AccountRead, Effect, Follower, Now, Planned, READ_RETRY, ROUNDS_MAX, Reading, Reason,
+    UNRESOLVED_LOOK,
+};
+use bus::RequestReason;
+use reconcile::{
+    CopyAction, CopyStep, InputParts, Note, Plan, ReconcileInput, WaitReason, history_needed_since,
+    plan, quotes_needed,
+};
+use schemas::{LinkId, MasterTicket};
+use std::collections::{BTreeMap, BTreeSet};
+
+impl Follower {
+    /// Starts a read for all links whose reconcile is due and can be made.
+    pub(super) fn begin_read(&mut self, now: Now, effects: &mut Vec<Effect>) {
+        if self.reading.is_some() || self.draining {
+            return;
+        }
+        let Some(view) = &self.view else { return };
+        let mut links = BTreeMap::new();
+        let mut since = now.wall;
+        let mut symbols = BTreeSet::new();
+        for (id, link) in &self.links {
+            let Some((at, reason)) = link.due else { continue };
+            let Some(master) = self.masters.get(&link.rules.master) else { continue };
+            if master.doubtful || now.node < at || now.node < link.allowed_from(now.node) {
+                continue;
+            }
+            let limits = &self.settings.limits;
+            let needed =
+                history_needed_since(&link.rules, &master.snapshot, &link.pairs, now.wall, limits);
+            since = since.min(needed);
+            symbols.extend(quotes_needed(&link.rules, &master.snapshot, &view.symbols));
+            links.insert(*id, reason);
+        }
+        if links.is_empty() {
+            return;
+        }
+        for id in links.keys() {
+            if let Some(link) = self.links.get_mut(id) {
+                link.due = None;
+                link.note_reconcile(now.node);
+            }
+        }
+        self.reads += 1;
+        let id = self.reads;
+        self.reading = Some(Reading { id, links, touched: BTreeSet::new() });
+        effects.push(Effect::Read { id, since, symbols });
+    }
+
+    pub(super) fn on_read(
+        &mut self,
+        now: Now,
+        id: u64,
+        read: Option<AccountRead>,
+        effects: &mut Vec<Effect>,
+    ) {
+        let Some(reading) = self.reading.take_if(|reading| reading.id == id) else { return };
+        let Some(read) = read else {
+            for (id, reason) in reading.links {
+                if let Some(link) = self.links.get_mut(&id) {
+                    link.set_due(now.node.plus(READ_RETRY), reason);
+                }
+            }
+            return;
+        };
+        for quote in &read.quotes {
+            self.set_quote(quote.clone());
+        }
+        for (id, reason) in &reading.links {
+            self.reconcile_link(now, *id, *reason, &reading.touched, &read, effects);
+        }
+    }
+
+    fn reconcile_link(
+        &mut self,
+        now: Now,
+        id: LinkId,
+        reason: Reason,
+        touched: &BTreeSet<TicketKey>,
+        read: &AccountRead,
+        effects: &mut Vec<Effect>,
+    ) {
+        let busy = self.busy_tickets(id, touched);
+        let other_magics = self.other_magics(id);
+        let Some(link) = self.links.get(&id) else { return };
+        let (Some(master), Some(view)) = (self.masters.get(&link.rules.master), &self.view) else {
+            return;
+        };
+        if master.doubtful {
+            // The snapshot that ends the doubt makes it due again.
+            return;
+        }
+        let input = ReconcileInput::new(InputParts {
+            rules: &link.rules,
+            master: &master.snapshot,
+            follower: &read.snapshot,
+            history: &read.history,
+            pairs: &link.pairs,
+            symbols: &view.symbols,
+            quotes: &self.quotes,
+            other_magics: &other_magics,
+            busy: &busy,
+            confirmed: link.held.as_ref(),
+            now: now.wall,
+            limits: &self.settings.limits,
+        });
+        let plan = match input {
+            Ok(input) => plan(&input),
+            Err(error) => {
+                tracing::error!(link = %id, %error, "this link cannot be reconciled");
+                if let Some(link) = self.links.get_mut(&id) {
+                    link.set_due(now.node.plus(READ_RETRY), reason);
+                }
+                return;
+            }
+        };
+        self.execute(now, id, reason, plan, &busy, effects);
+    }
+
+    /// What a plan must not touch: orders on their way, and what moved since the read began.
+    fn busy_tickets(&self, link: LinkId, touched: &BTreeSet<TicketKey>) -> BTreeSet<MasterTicket> {
+        let on_their_way = self.on_their_way.keys().filter(|key| key.link == link);
+        let touched = touched.iter().filter(|key| key.link == link);
+        on_their_way.chain(touched).map(|key| key.ticket).collect()
+    }
+
+    fn execute(
+        &mut self,
+        now: Now,
+        id: LinkId,
+        reason: Reason,
+        plan: Plan,
+        busy: &BTreeSet<MasterTicket>,
+        effects: &mut Vec<Effect>,
+    ) {
+        effects.push(summary(reason, &plan));
+        let Some(link) = self.links.get_mut(&id) else { return };
+        let master = link.rules.master;
+        if let Some(held) = plan.held {
+            link.held = Some(held);
+            link.set_due(now.node.plus(self.settings.limits.second_look_after), Reason::Held);
+            effects.push(Effect::AskMaster { master, reason: RequestReason::HeldPlan });
+            return;
+        }
+        link.held = None;
+        link.reconciled = true;
+        link.set_due(now.node.plus(self.settings.routine), Reason::Routine);
+        if !busy.is_empty() {
+            link.set_due(now.node.plus(UNRESOLVED_LOOK), Reason::Waiting);
+        }
+        self.resolve_unknowns(id, &plan.notes);
+        self.wait_for_notes(now, id, &plan.notes);
+        self.carry_out(now, id, plan.actions, effects);
+    }
+
+    /// An order of unknown outcome is settled, unless the plan still waits for its answer.
+    fn resolve_unknowns(&mut self, id: LinkId, notes: &[Note]) {
+        let waits: BTreeSet<MasterTicket> = notes
+            .iter()
+            .filter_map(|note| match note {
+                Note::Waiting {
+                    ticket,
+                    why: WaitReason::AnswerDue | WaitReason::ReadOlderThanOrder,
+                } => Some(*ticket),
+                Note::Waiting { .. } | Note::ReportOrphan { .. } => None,
+            })
+            .collect();
+        let settled: Vec<TicketKey> = self
+            .slots
+            .unknowns()
+            .map(|(key, _)| key)
+            .filter(|key| key.link == id && !waits.contains(&key.ticket))
+            .collect();
+        for key in settled {
+            self.slots.resolved(key);
+        }
+    }
+
+    fn wait_for_notes(&mut self, now: Now, id: LinkId, notes: &[Note]) {
+        let looks_again = notes.iter().any(|note| {
+            matches!(
+                note,
+                Note::Waiting {
+                    why: WaitReason::AnswerDue
+                        | WaitReason::SlotBusy
+                        | WaitReason::ReadOlderThanOrder
+                        | WaitReason::HistoryTooShort
+                        | WaitReason::CopyNotRead
+                        | WaitReason::StopsTooClose,
+                    ..
+                }
+            )
+        });
+        if looks_again && let Some(link) = self.links.get_mut(&id) {
+            link.set_due(now.node.plus(UNRESOLVED_LOOK), Reason::Waiting);
+        }
+    }
+
+    fn carry_out(
+        &mut self,
+        now: Now,
+        id: LinkId,
+        actions: Vec<CopyAction>,
+        effects: &mut Vec<Effect>,
+    ) {
+        let settling = self.settle_until.is_some();
+        let Some(link) = self.links.get_mut(&id) else { return };
+        let actions: Vec<CopyAction> = actions
+            .into_iter()
+            // Before the settle time has passed nothing is opened, and nothing is refused for
+            // good either: the order of the former owner may still appear (H8).
+            .filter(|action| !(settling && action.steps.iter().any(super::live::begins_copy)))
+            // What the broker refused for now has its own time.
+            .filter(|action| {
+                let key = TicketKey { link: id, ticket: action.master_ticket };
+                self.retries.get(&key).is_none_or(|retry| now.node >= retry.at)
+            })
+            .collect();
+        if actions.is_empty() {
+            link.rounds = 0;
+            return;
+        }
+        link.rounds += 1;
+        if link.rounds > ROUNDS_MAX {
+            effects.push(Effect::Restless(id));
+        } else {
+            link.set_due(now.node.plus(UNRESOLVED_LOOK), Reason::Confirm);
+        }
+        for action in actions {
+            let key = TicketKey { link: id, ticket: action.master_ticket };
+            self.planned.insert(key, Planned { action });
+            self.wake(now, key, None, effects);
+        }
+    }
+}
+
+fn summary(reason: Reason, plan: &Plan) -> Effect {
+    let steps = plan.actions.iter().flat_map(|action| &action.steps);
+    let duplicates =
+        steps.clone().filter(|step| matches!(step, CopyStep::CloseDuplicate { .. })).count();
+    Effect::Planned {
+        reason,
+        steps: steps.map(CopyStep::as_str).collect(),
+        held: plan.held.is_some(),
+        duplicates,
+    }
+}

@@ -1,0 +1,651 @@
+//! What a follower knows, what it hears, and what it wants done.
+
+use super::queue::{Attempt, Slots, TicketKey};
+use crate::account::view::AccountView;
+use crate::broker::{Outcome, SessionEvent};
+use crate::clock::NodeTime;
+use bus::{FeedMessage, RequestReason};
+use reconcile::{CopyAction, CopyStep, FollowerHistory, HeldPlan, Limits, LinkRules, Pair, Pairs};
+use schemas::{
+    AccountId, AccountSnapshot, FollowerTicket, LinkId, Lots, Magic, MasterSnapshot, Micros,
+    OrderRequest, Price, Quote, Symbol, SymbolSpec,
+};
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
+use std::time::Duration;
+
+/// The instant of a step, by both clocks.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Now {
+    /// Node time, for waits.
+    pub node: NodeTime,
+    /// Wall clock, for ages of trades and quotes and for stamps.
+    pub wall: Micros,
+}
+
+/// The waits and bounds of a follower.
+#[derive(Debug, Clone)]
+pub struct FollowerSettings {
+    /// Orders on their way at once.
+    pub parallel_orders: usize,
+    /// Waits and ages of the planner.
+    pub limits: Limits,
+    /// After these waits the new owner looks again for duplicates (H7).
+    pub audits: Vec<Duration>,
+    /// A reconcile without any other reason.
+    pub routine: Duration,
+}
+
+/// Why a reconcile is due.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum Reason {
+    /// The feed gave a snapshot.
+    Feed,
+    /// The session at the broker was opened.
+    Session,
+    /// The lease was confirmed again after a hole.
+    LeaseRestored,
+    /// The rules changed.
+    Rules,
+    /// An outcome is unknown.
+    Unresolved,
+    /// A trade with our magic appeared that nothing explains.
+    Unexplained,
+    /// The last plan did something.
+    Confirm,
+    /// The last plan was held.
+    Held,
+    /// Something waits for a later look.
+    Waiting,
+    /// A late open needs a look into the history.
+    LateOpen,
+    /// The settle time has passed.
+    Settled,
+    /// Look for duplicates after a takeover.
+    Audit,
+    /// Nothing in particular.
+    Routine,
+}
+
+impl Reason {
+    /// The word used in metrics.
+    pub fn as_str(self) -> &'static str {
+        match self {
+            Reason::Feed => "feed",
+            Reason::Session => "session",
+            Reason::LeaseRestored => "lease_restored",
+            Reason::Rules => "rules",
+            Reason::Unresolved => "unresolved",
+            Reason::Unexplained => "unexplained",
+            Reason::Confirm => "confirm",
+            Reason::Held => "held",
+            Reason::Waiting => "waiting",
+            Reason::LateOpen => "late_open",
+            Reason::Settled => "settled",
+            Reason::Audit => "audit",
+            Reason::Routine => "routine",
+        }
+    }
+}
+
+/// What a follower hears.
+#[derive(Debug)]
+pub enum Input {
+    /// The feed of a master says something.
+    Feed {
+        /// Which master.
+        master: AccountId,
+        /// What.
+        message: FeedMessage,
+    },
+    /// The session at the broker is open and synced.
+    SessionOpened {
+        /// The complete state.
+        snapshot: AccountSnapshot,
+        /// What the broker says of its symbols.
+        symbols: Vec<SymbolSpec>,
+    },
+    /// The session says something.
+    Session(SessionEvent),
+    /// An order was answered.
+    Answer {
+        /// Which ticket.
+        key: TicketKey,
+        /// Which try.
+        attempt: Attempt,
+        /// What became of it.
+        outcome: Outcome,
+    },
+    /// A read that was asked for is complete, or failed.
+    Read {
+        /// Which read.
+        id: u64,
+        /// The account and its history; nothing if the read failed.
+        read: Option<AccountRead>,
+    },
+    /// The rules of all links of this account.
+    Links(Vec<LinkRules>),
+    /// The lease is confirmed again after a hole.
+    LeaseRestored,
+    /// Time passed.
+    Tick,
+    /// The account will be let go: send nothing new.
+    Drain,
+}
+
+/// A complete read of an account.
+#[derive(Debug)]
+pub struct AccountRead {
+    /// Everything it holds.
+    pub snapshot: AccountSnapshot,
+    /// What ended since the instant that was asked for.
+    pub history: FollowerHistory,
+    /// Quotes of the symbols that matter.
+    pub quotes: Vec<Quote>,
+}
+
+/// The event that made an order necessary.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Cause {
+    /// When the master's callback ran (publisher's clock).
+    pub at: Micros,
+}
+
+/// What a follower wants done.
+#[derive(Debug)]
+pub enum Effect {
+    /// Send an order, under a permit. Then call [`Follower::submitted`], or answer `NotSent`.
+    Send {
+        /// Which ticket.
+        key: TicketKey,
+        /// Which try.
+        attempt: Attempt,
+        /// The order.
+        request: OrderRequest,
+        /// What made it necessary, if an event did.
+        cause: Option<Cause>,
+    },
+    /// Read the account and its history since `since`; quotes of `symbols`.
+    Read {
+        /// Which read.
+        id: u64,
+        /// How far back.
+        since: Micros,
+        /// Whose quotes matter.
+        symbols: BTreeSet<Symbol>,
+    },
+    /// Ask a master's publisher for a fresh snapshot.
+    AskMaster {
+        /// Which master.
+        master: AccountId,
+        /// Why.
+        reason: RequestReason,
+    },
+    /// Write a pair down.
+    Persist(Box<Pair>),
+    /// Write down what was done or decided.
+    Record(Box<Record>),
+    /// A plan was made.
+    Planned {
+        /// Why.
+        reason: Reason,
+        /// What it does, by step.
+        steps: Vec<&'static str>,
+        /// It was held for a second look.
+        held: bool,
+        /// A second copy for one ticket was found.
+        duplicates: usize,
+    },
+    /// Plans for a link did not come to rest within [`ROUNDS_MAX`] rounds.
+    Restless(LinkId),
+}
+
+/// How something ended, for the record.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum RecordOutcome {
+    /// Carried out, or noted.
+    Done,
+    /// Decided not to copy.
+    Skipped,
+    /// Refused by the broker.
+    Rejected,
+    /// Did not leave.
+    NotSent,
+    /// Nobody knows yet.
+    Unknown,
+}
+
+/// One thing that was done or decided.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Record {
+    /// The ticket.
+    pub key: TicketKey,
+    /// The copy, if known.
+    pub follower_ticket: Option<FollowerTicket>,
+    /// The step.
+    pub action: &'static str,
+    /// How it ended.
+    pub outcome: RecordOutcome,
+    /// Why.
+    pub reason: Option<String>,
+    /// Symbol of the copy.
+    pub symbol: Option<Symbol>,
+    /// Volume traded.
+    pub lots: Option<Lots>,
+    /// Price of the fill.
+    pub price: Option<Price>,
+    /// From the master's callback to the order call.
+    pub own_time: Option<Duration>,
+    /// From the order call to the answer.
+    pub broker_time: Option<Duration>,
+}
+
+/// Plans in a row that did something, before a link counts as restless: lineage, adoption,
+/// close and confirmation need four.
+pub const ROUNDS_MAX: u32 = 6;
+/// At most this many reconciles of a link within [`RECONCILE_WINDOW`] (L6).
+pub const RECONCILES_PER_WINDOW: usize = 3;
+/// See [`RECONCILES_PER_WINDOW`].
+pub const RECONCILE_WINDOW: Duration = Duration::from_secs(10);
+/// An open that was requoted is asked for this often (case 32).
+pub const OPEN_TRIES_MAX: u32 = 4;
+/// First wait before an order that was refused for now is asked for again.
+pub const RETRY_FIRST: Duration = Duration::from_millis(500);
+/// Longest such wait. A close is asked for at this pace until the market opens (case 34).
+pub const RETRY_MAX: Duration = Duration::from_secs(30);
+/// Wait before an unresolved order is looked for again.
+pub const UNRESOLVED_LOOK: Duration = Duration::from_secs(1);
+/// Wait before a failed read is repeated.
+pub const READ_RETRY: Duration = Duration::from_secs(1);
+
+/// One link as its follower sees it.
+#[derive(Debug)]
+pub(super) struct Link {
+    pub(super) rules: LinkRules,
+    pub(super) pairs: Pairs,
+    /// Opens are allowed: a plan was made from complete reads in this tenure.
+    pub(super) reconciled: bool,
+    /// The earliest reason for a reconcile, and from when on it may run.
+    pub(super) due: Option<(NodeTime, Reason)>,
+    pub(super) held: Option<HeldPlan>,
+    pub(super) rounds: u32,
+    /// When the last reconciles ran; at most [`RECONCILES_PER_WINDOW`].
+    pub(super) recent: VecDeque<NodeTime>,
+}
+
+/// A master as this follower has applied it.
+#[derive(Debug)]
+pub(super) struct Master {
+    pub(super) snapshot: MasterSnapshot,
+    pub(super) doubtful: bool,
+}
+
+/// An order that has left, or is about to.
+#[derive(Debug)]
+pub(super) struct OnItsWay {
+    pub(super) attempt: Attempt,
+    pub(super) step: CopyStep,
+    /// What is left of its action, and the action's other words.
+    pub(super) rest: CopyAction,
+    pub(super) cause: Option<Cause>,
+    /// The pair before and after sending.
+    pub(super) before: Option<Pair>,
+    pub(super) after: Option<Pair>,
+    pub(super) submitted: Option<Now>,
+    pub(super) own_time: Option<Duration>,
+}
+
+/// A read of the account that runs.
+#[derive(Debug)]
+pub(super) struct Reading {
+    pub(super) id: u64,
+    pub(super) links: BTreeMap<LinkId, Reason>,
+    /// What was touched since the read began: the plan leaves it alone.
+    pub(super) touched: BTreeSet<TicketKey>,
+}
+
+/// An action that a plan decided and that has not started yet.
+#[derive(Debug)]
+pub(super) struct Planned {
+    pub(super) action: CopyAction,
+}
+
+/// When a refused order may be asked for again.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Retry {
+    pub(super) at: NodeTime,
+    pub(super) tries: u32,
+}
+
+/// The state machine of one follower.
+#[derive(Debug)]
+pub struct Follower {
+    pub(super) account: AccountId,
+    pub(super) settings: FollowerSettings,
+    pub(super) links: BTreeMap<LinkId, Link>,
+    pub(super) masters: BTreeMap<AccountId, Master>,
+    pub(super) view: Option<AccountView>,
+    pub(super) quotes: BTreeMap<Symbol, Quote>,
+    pub(super) slots: Slots,
+    pub(super) on_their_way: BTreeMap<TicketKey, OnItsWay>,
+    pub(super) planned: BTreeMap<TicketKey, Planned>,
+    pub(super) causes: BTreeMap<TicketKey, Cause>,
+    pub(super) retries: BTreeMap<TicketKey, Retry>,
+    pub(super) by_ticket: BTreeMap<FollowerTicket, TicketKey>,
+    pub(super) reading: Option<Reading>,
+    pub(super) reads: u64,
+    pub(super) settle_until: Option<NodeTime>,
+    pub(super) audits: VecDeque<NodeTime>,
+    pub(super) draining: bool,
+}
+
+impl Follower {
+    /// A follower at the begin of a tenure.
+    ///
+    /// Shape: its links with every pair row of each; `settle_until` after an unclean takeover.
+    /// Source: `copy_links` and `pairs`, read completely under the lease.
+    pub fn new(
+        account: AccountId,
+        settings: FollowerSettings,
+        links: Vec<(LinkRules, Pairs)>,
+        settle_until: Option<NodeTime>,
+        now: Now,
+    ) -> Self {
+        let audits = match settle_until {
+            Some(_) => settings.audits.iter().map(|wait| now.node.plus(*wait)).collect(),
+            None => VecDeque::new(),
+        };
+        let slots = Slots::new(settings.parallel_orders);
+        let mut follower = Follower {
+            account,
+            settings,
+            links: BTreeMap::new(),
+            masters: BTreeMap::new(),
+            view: None,
+            quotes: BTreeMap::new(),
+            slots,
+            on_their_way: BTreeMap::new(),
+            planned: BTreeMap::new(),
+            causes: BTreeMap::new(),
+            retries: BTreeMap::new(),
+            by_ticket: BTreeMap::new(),
+            reading: None,
+            reads: 0,
+            settle_until,
+            audits,
+            draining: false,
+        };
+        for (rules, pairs) in links {
+            follower.add_link(rules, pairs);
+        }
+        follower
+    }
+
+    fn add_link(&mut self, rules: LinkRules, pairs: Pairs) {
+        let link = rules.link;
+        for pair in pairs.rows().filter(|pair| pair.state.is_live()) {
+            if let Some(ticket) = pair.follower_ticket {
+                self.by_ticket.insert(ticket, TicketKey { link, ticket: pair.master_ticket });
+            }
+        }
+        let state = Link {
+            rules,
+            pairs,
+            reconciled: false,
+            due: None,
+            held: None,
+            rounds: 0,
+            recent: VecDeque::new(),
+        };
+        self.links.insert(link, state);
+    }
+
+    /// The masters whose feeds this follower needs.
+    pub fn masters(&self) -> BTreeSet<AccountId> {
+        self.links.values().map(|link| link.rules.master).collect()
+    }
+
+    /// The session's view of the account, while it is open.
+    pub fn view(&self) -> Option<&AccountView> {
+        self.view.as_ref()
+    }
+
+    /// Every link has made a plan from complete reads, and nothing is doubtful.
+    pub fn is_copying(&self) -> bool {
+        self.view.is_some()
+            && self.links.values().all(|link| {
+                link.reconciled
+                    && self.masters.get(&link.rules.master).is_some_and(|master| !master.doubtful)
+            })
+    }
+
+    /// Orders on their way, those of unknown outcome included.
+    pub fn unanswered(&self) -> usize {
+        self.slots.on_their_way() + self.slots.unknowns().count()
+    }
+
+    /// The last price of a symbol, as the session has it; set before a feed event is given in.
+    pub fn set_quote(&mut self, quote: Quote) {
+        self.quotes.insert(quote.symbol.clone(), quote);
+    }
+
+    /// The symbols at this broker that a master's symbol is copied to.
+    pub fn copied_symbols(&self, master: AccountId, symbol: &Symbol) -> BTreeSet<Symbol> {
+        let Some(view) = &self.view else { return BTreeSet::new() };
+        self.links
+            .values()
+            .filter(|link| link.rules.master == master)
+            .filter_map(|link| link.rules.follower_symbol(symbol, &view.symbols).ok())
+            .collect()
+    }
+
+    pub(super) fn other_magics(&self, link: LinkId) -> BTreeSet<Magic> {
+        self.links.iter().filter(|(id, _)| **id != link).map(|(_, l)| l.rules.magic).collect()
+    }
+
+    /// Takes in one thing that happened.
+    pub fn step(&mut self, now: Now, input: Input) -> Vec<Effect> {
+        let mut effects = Vec::new();
+        match input {
+            Input::Feed { master, message } => self.on_feed(now, master, message, &mut effects),
+            Input::SessionOpened { snapshot, symbols } => {
+                self.on_session_opened(now, &snapshot, symbols);
+            }
+            Input::Session(SessionEvent::Lost(_)) => self.on_session_lost(now, &mut effects),
+            Input::Session(event) => self.on_session(now, &event, &mut effects),
+            Input::Answer { key, attempt, outcome } => {
+                self.on_answer(now, key, attempt, outcome, &mut effects);
+            }
+            Input::Read { id, read } => self.on_read(now, id, read, &mut effects),
+            Input::Links(rules) => self.on_links(now, rules),
+            Input::LeaseRestored => self.all_due(now.node, Reason::LeaseRestored),
+            Input::Tick => self.on_tick(now, &mut effects),
+            Input::Drain => self.draining = true,
+        }
+        self.use_room(now, &mut effects);
+        self.begin_read(now, &mut effects);
+        effects
+    }
+
+    fn on_feed(
+        &mut self,
+        now: Now,
+        account: AccountId,
+        message: FeedMessage,
+        effects: &mut Vec<Effect>,
+    ) {
+        match message {
+            FeedMessage::Snapshot(snapshot, _reason) => {
+                let snapshot = MasterSnapshot::clone(&snapshot);
+                self.masters.insert(account, Master { snapshot, doubtful: false });
+                let links = self.links_of(account);
+                self.planned.retain(|key, _| !links.contains(&key.link));
+                for link in self.links.values_mut().filter(|l| l.rules.master == account) {
+                    link.set_due(now.node, Reason::Feed);
+                    // A second look at a held plan needs a state that was read after the first.
+                    link.rounds = 0;
+                }
+            }
+            FeedMessage::Doubt(_reason) => {
+                if let Some(master) = self.masters.get_mut(&account) {
+                    master.doubtful = true;
+                }
+            }
+            FeedMessage::Funds(funds) => {
+                if let Some(master) = self.masters.get_mut(&account) {
+                    master.snapshot.funds = Some(funds);
+                }
+            }
+            FeedMessage::Event { event, doubtful, .. } => {
+                let Some(master) = self.masters.get_mut(&account) else { return };
+                master.snapshot.book.apply(&event.change);
+                if !doubtful {
+                    master.snapshot.epoch = event.epoch;
+                    master.snapshot.seq = event.seq;
+                    master.snapshot.at = event.at;
+                }
+                let ticket = event.change.ticket();
+                let links = self.links_of(account);
+                for link in links {
+                    // What a plan wanted was decided from the state before this event.
+                    self.planned.remove(&TicketKey { link, ticket });
+                    self.wake(
+                        now,
+                        TicketKey { link, ticket },
+                        Some(Cause { at: event.at }),
+                        effects,
+                    );
+                }
+            }
+        }
+    }
+
+    fn links_of(&self, master: AccountId) -> Vec<LinkId> {
+        let of_master = self.links.iter().filter(|(_, link)| link.rules.master == master);
+        of_master.map(|(id, _)| *id).collect()
+    }
+
+    fn on_session_opened(
+        &mut self,
+        now: Now,
+        snapshot: &AccountSnapshot,
+        symbols: Vec<SymbolSpec>,
+    ) {
+        self.view = Some(AccountView::new(snapshot, symbols));
+        self.reading = None;
+        self.all_due(now.node, Reason::Session);
+    }
+
+    /// Answers of this session will not come any more: what is on its way is unknown.
+    fn on_session_lost(&mut self, now: Now, effects: &mut Vec<Effect>) {
+        self.view = None;
+        self.reading = None;
+        let open: Vec<(TicketKey, Attempt)> =
+            self.on_their_way.iter().map(|(key, order)| (*key, order.attempt)).collect();
+        for (key, attempt) in open {
+            let outcome = Outcome::Unknown("connection lost".into());
+            self.on_answer(now, key, attempt, outcome, effects);
+        }
+    }
+
+    fn on_links(&mut self, now: Now, rules: Vec<LinkRules>) {
+        for rule in rules {
+            match self.links.get_mut(&rule.link) {
+                Some(link) if link.rules == rule => {}
+                Some(link) => {
+                    link.rules = rule;
+                    link.set_due(now.node, Reason::Rules);
+                }
+                None => {
+                    let id = rule.link;
+                    self.add_link(rule, Pairs::default());
+                    if let Some(link) = self.links.get_mut(&id) {
+                        link.set_due(now.node, Reason::Rules);
+                    }
+                }
+            }
+        }
+    }
+
+    pub(super) fn all_due(&mut self, at: NodeTime, reason: Reason) {
+        self.links.values_mut().for_each(|link| link.set_due(at, reason));
+    }
+
+    fn on_tick(&mut self, now: Now, effects: &mut Vec<Effect>) {
+        if self.settle_until.is_some_and(|until| now.node >= until) {
+            self.settle_until = None;
+            self.all_due(now.node, Reason::Settled);
+        }
+        while self.audits.front().is_some_and(|at| now.node >= *at) {
+            self.audits.pop_front();
+            self.all_due(now.node, Reason::Audit);
+        }
+        let ripe: Vec<TicketKey> =
+            self.retries.iter().filter(|(_, r)| now.node >= r.at).map(|(key, _)| *key).collect();
+        for key in ripe {
+            if let Some(retry) = self.retries.get_mut(&key) {
+                retry.at = NodeTime::NEVER;
+            }
+            self.wake(now, key, None, effects);
+        }
+        if self.slots.unknowns().next().is_some() {
+            self.unresolved_due(now);
+        }
+    }
+
+    pub(super) fn unresolved_due(&mut self, now: Now) {
+        let keys: BTreeSet<LinkId> = self.slots.unknowns().map(|(key, _)| key.link).collect();
+        for link in keys {
+            if let Some(link) = self.links.get_mut(&link) {
+                link.set_due(now.node.plus(UNRESOLVED_LOOK), Reason::Unresolved);
+            }
+        }
+    }
+
+    /// Something about this ticket changed: what was decided for it before no longer counts.
+    pub(super) fn touch(&mut self, key: TicketKey) {
+        self.planned.remove(&key);
+        if let Some(reading) = &mut self.reading {
+            reading.touched.insert(key);
+        }
+    }
+
+    /// Takes a pair over as the newest version, and keeps the index of tickets right.
+    pub(super) fn put_pair(&mut self, pair: Pair) {
+        let key = TicketKey { link: pair.link, ticket: pair.master_ticket };
+        let Some(link) = self.links.get_mut(&pair.link) else { return };
+        if let Some(old) = link.pairs.main(pair.master_ticket).and_then(|p| p.follower_ticket) {
+            self.by_ticket.remove(&old);
+        }
+        if let Some(ticket) = pair.follower_ticket
+            && pair.state.is_live()
+        {
+            self.by_ticket.insert(ticket, key);
+        }
+        link.pairs.put(pair);
+    }
+}
+
+impl Link {
+    /// Makes a reconcile due; an earlier instant wins, and so does its reason.
+    pub(super) fn set_due(&mut self, at: NodeTime, reason: Reason) {
+        match self.due {
+            Some((due, _)) if due <= at => {}
+            _ => self.due = Some((at, reason)),
+        }
+    }
+
+    /// The instant from which on the next reconcile may run without making a storm.
+    pub(super) fn allowed_from(&self, now: NodeTime) -> NodeTime {
+        if self.recent.len() < RECONCILES_PER_WINDOW {
+            return now;
+        }
+        self.recent.front().map_or(now, |oldest| oldest.plus(RECONCILE_WINDOW))
+    }
+
+    pub(super) fn note_reconcile(&mut self, now: NodeTime) {
+        self.recent.push_back(now);
+        while self.recent.len() > RECONCILES_PER_WINDOW {
+            self.recent.pop_front();
+        }
+    }
+}
