@@ -2,11 +2,18 @@
 //!
 //! Each module says what it decides, and which invariants it keeps.
 
+pub mod account;
+pub mod broker;
+pub mod cli;
 pub mod clock;
 pub mod config;
 pub mod database;
+pub mod directory;
+pub mod exporter;
+pub mod follower;
 pub mod gate;
 pub mod history;
 pub mod lease;
 pub mod metrics;
+pub mod player;
 pub mod writer;

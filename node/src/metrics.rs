@@ -8,33 +8,7 @@
 //! 2. Labels come from closed enums; no account, link, ticket, symbol or error text.
 //! 3. Every histogram has buckets.
 
-/// What kind of number a metric is.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum MetricKind {
-    /// Only grows.
-    Counter,
-    /// A level or a moment.
-    Gauge,
-    /// A distribution over fixed buckets.
-    Histogram,
-}
-
-/// One row of the table.
-#[derive(Debug, Clone, Copy)]
-pub struct Metric {
-    /// Full name, with unit and `_total`.
-    pub name: &'static str,
-    /// What kind of number.
-    pub kind: MetricKind,
-    /// Base unit, where it has one.
-    pub unit: Option<metrics::Unit>,
-    /// Label names; their values are closed sets.
-    pub labels: &'static [&'static str],
-    /// One line for the person who reads the dashboard.
-    pub help: &'static str,
-    /// Upper bounds; empty unless it is a histogram.
-    pub buckets: &'static [f64],
-}
+pub use bus::metrics::{Metric, MetricKind};
 
 /// Names of the metrics, for the places that record them.
 pub mod names {

@@ -1,0 +1,209 @@
+//! `lockstep node`: wires a node together, and takes it apart in the right order.
+//!
+//! Threads and runtimes: the lease has its own thread and runtime; the hot runtime carries
+//! bus, sessions and followers; the slow one the writer, reads of the directory and metrics.
+//! The end is the other way round: sessions drain, rows are written, leases are given back.
+
+use super::{CliError, block_on};
+use crate::account::manager::Manager;
+use crate::account::session::NodeContext;
+use crate::clock::NodeClock;
+use crate::config::{NodeConfig, ProcessVars};
+use crate::database;
+use crate::directory::Directory;
+use crate::exporter;
+use crate::gate::Gate;
+use crate::lease::{self, LeaseSettings, PostgresOwnership};
+
+use crate::writer::store::PgRows;
+use crate::writer::{Writer, WriterConfig};
+use bus::{ClientSettings, FeedSettings, Feeds};
+use clap::Args;
+use schemas::NodeId;
+use std::sync::Arc;
+use std::time::Duration;
+use tokio::runtime::{Builder, Runtime};
+use tokio::signal::unix::{SignalKind, signal};
+use tokio::sync::watch;
+
+/// Threads of the hot runtime: one for the bus, one for sessions (measured: more gain nothing).
+const HOT_THREADS: usize = 2;
+/// Connections for reading accounts, links and epochs.
+const DIRECTORY_CONNECTIONS_MAX: u32 = 4;
+/// How long the sessions may take to drain at the end.
+const DRAIN_LIMIT: Duration = Duration::from_secs(45);
+/// How long the writer may take to write what is left.
+const WRITER_LIMIT: Duration = Duration::from_secs(10);
+/// Pause before listening for changed links is tried again.
+const LISTEN_RETRY: Duration = Duration::from_secs(2);
+/// Channel on which changed links are announced.
+const LINKS_CHANNEL: &str = "lockstep_links";
+
+/// Arguments of `lockstep node`. Settings come from variables `LOCKSTEP_*`.
+#[derive(Debug, Args)]
+pub struct NodeArgs {
+    /// Print every setting with its default and meaning, and end.
+    #[arg(long)]
+    settings: bool,
+}
+
+/// Runs `lockstep node` until it is told to end.
+pub fn run(args: NodeArgs) -> Result<(), CliError> {
+    if args.settings {
+        return print_settings();
+    }
+    let config =
+        NodeConfig::from_vars(&ProcessVars).map_err(|error| CliError::Usage(error.to_string()))?;
+    start_log(&config.log)?;
+    let node = lease::boot_node_id(&config.node_name)
+        .map_err(|error| CliError::Usage(format!("LOCKSTEP_NODE_NAME: {error}")))?;
+    tracing::info!(%node, "node starts");
+    for (name, value) in config.effective() {
+        tracing::info!(setting = name, value);
+    }
+    // Several nodes of one fleet may start at once; the migrator takes a lock.
+    block_on(database::migrate(config.database_url.expose()))?
+        .map_err(|error| CliError::missing("database", error))?;
+    let hot = runtime("lockstep-hot", HOT_THREADS)?;
+    let slow = runtime("lockstep-slow", 1)?;
+    let result = run_on(&hot, &slow, config, node);
+    slow.shutdown_timeout(Duration::from_secs(1));
+    hot.shutdown_timeout(Duration::from_secs(1));
+    result
+}
+
+fn runtime(name: &str, threads: usize) -> Result<Runtime, CliError> {
+    Ok(Builder::new_multi_thread()
+        .worker_threads(threads)
+        .thread_name(name)
+        .enable_all()
+        .build()?)
+}
+
+fn run_on(hot: &Runtime, slow: &Runtime, config: NodeConfig, node: NodeId) -> Result<(), CliError> {
+    let url = config.database_url.expose().to_owned();
+    exporter::install(config.metrics_listen, slow.handle())
+        .map_err(|error| CliError::missing("metrics", error))?;
+    let urls = config.nats_urls.iter().map(|url| url.expose().to_owned()).collect();
+    let bus = hot
+        .block_on(bus::connect(&ClientSettings::new(urls, node.as_str())))
+        .map_err(|error| CliError::missing("bus", error))?;
+    let clock = NodeClock::system();
+    let gate = Gate::new();
+    let store = PostgresOwnership::new(&url, config.query_limit)
+        .map_err(|e| CliError::missing("database", e))?;
+    let lease = lease::start(
+        LeaseSettings {
+            node: node.clone(),
+            platforms: config.platforms.clone(),
+            timing: config.lease_timing(),
+            capacity: config.capacity,
+            claim_rows_max: config.claim_batch,
+            listen_url: Some(url.clone()),
+        },
+        store,
+        gate.clone(),
+        clock.clone(),
+    )?;
+    let ticker = lease::watch_for_freezes(clock.clone(), gate.clone(), lease.wake())?;
+    let options =
+        database::options(&url, "writer").map_err(|e| CliError::missing("database", e))?;
+    let rows = Arc::new(PgRows::new(options, node.clone()));
+    let (writer, writer_task) = Writer::new(WriterConfig { flush_every: config.write_every });
+    slow.spawn(writer_task.run(Arc::clone(&rows)));
+    let pool = slow
+        .block_on(async { database::pool(&url, "directory", DIRECTORY_CONNECTIONS_MAX) })
+        .map_err(|e| CliError::missing("database", e))?;
+    let feed_settings = FeedSettings { silent_after: config.stale, ..FeedSettings::default() };
+    let feeds = Feeds::new(bus.clone(), feed_settings, hot.handle().clone());
+    let context = Arc::new(NodeContext {
+        node,
+        config,
+        clock,
+        gate,
+        feeds,
+        bus,
+        writer: writer.clone(),
+        rows,
+        directory: Directory::new(pool),
+        slow: slow.handle().clone(),
+        hot: hot.handle().clone(),
+    });
+    let (links_raised, links) = watch::channel(0);
+    slow.spawn(listen_for_links(url, links_raised));
+    let (stop, stopping) = watch::channel(false);
+    let manager = Manager::new(context, lease.commands(), links);
+    let managed = slow.spawn(manager.run(lease.state(), stopping, DRAIN_LIMIT));
+    slow.block_on(async {
+        wait_for_stop().await?;
+        tracing::info!("node ends: sessions drain");
+        let commands = lease.commands();
+        let _ended_already = commands.set_capacity(0).await;
+        stop.send_replace(true);
+        let _panic_was_logged = managed.await;
+        let left = writer.shutdown(WRITER_LIMIT).await;
+        tracing::info!(?left, "writer ended");
+        lease.shutdown().await;
+        Ok::<(), CliError>(())
+    })?;
+    drop(ticker);
+    tracing::info!("node ended");
+    Ok(())
+}
+
+async fn wait_for_stop() -> Result<(), CliError> {
+    let mut terminate = signal(SignalKind::terminate())?;
+    let mut interrupt = signal(SignalKind::interrupt())?;
+    tokio::select! {
+        _ = terminate.recv() => {}
+        _ = interrupt.recv() => {}
+    }
+    Ok(())
+}
+
+/// Raises a number whenever a link changed. While the database is away nothing is heard, so
+/// it is raised once after every new connection as well.
+async fn listen_for_links(url: String, raised: watch::Sender<u64>) {
+    loop {
+        if let Err(error) = hear_links(&url, &raised).await {
+            tracing::warn!(%error, "changes of links are not heard");
+        }
+        if raised.is_closed() {
+            return;
+        }
+        tokio::time::sleep(LISTEN_RETRY).await;
+    }
+}
+
+async fn hear_links(url: &str, raised: &watch::Sender<u64>) -> Result<(), sqlx::Error> {
+    let mut listener = sqlx::postgres::PgListener::connect(url).await?;
+    listener.listen(LINKS_CHANNEL).await?;
+    let mut first = true;
+    loop {
+        if !first {
+            raised.send_modify(|count| *count += 1);
+        }
+        first = false;
+        listener.recv().await?;
+    }
+}
+
+pub(crate) fn start_log(filter: &str) -> Result<(), CliError> {
+    let filter = tracing_subscriber::EnvFilter::try_new(filter)
+        .map_err(|error| CliError::Usage(format!("LOCKSTEP_LOG {filter:?}: {error}")))?;
+    tracing_subscriber::fmt()
+        .with_env_filter(filter)
+        .with_writer(std::io::stderr)
+        .with_ansi(std::io::IsTerminal::is_terminal(&std::io::stderr()))
+        .try_init()
+        .map_err(|error| CliError::missing("log", error))
+}
+
+#[allow(clippy::print_stdout, reason = "a verb answers on stdout")]
+fn print_settings() -> Result<(), CliError> {
+    for setting in crate::config::SETTINGS {
+        let default = setting.default.map_or("must be given".into(), |d| format!("default {d:?}"));
+        println!("{} ({default})\n    {}", setting.name, setting.meaning);
+    }
+    Ok(())
+}

@@ -1,0 +1,142 @@
+//! `lockstep publish`: plays a recorded account history as a master.
+
+use super::{CliError, block_on};
+use crate::clock::NodeClock;
+use crate::history::{self, History, Step};
+use crate::player::{self, Player};
+use bus::{ClientSettings, Publisher, PublisherSettings, hear_epoch, start_epoch};
+use clap::Args;
+use paper::protocol::LoginKind;
+use paper::{Ident, PaperDriver};
+use schemas::{AccountId, NodeId};
+use std::collections::BTreeMap;
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::time::Duration;
+
+/// Longer than the time between two beacons, so that a living publisher is heard.
+const LISTEN_FOR: Duration = Duration::from_secs(3);
+
+/// Arguments of `lockstep publish`.
+#[derive(Debug, Args)]
+pub struct PublishArgs {
+    /// History file: an MT4 statement, an MT5 report (HTML or CSV), an MQL5 signal or our own CSV.
+    /// `demo` is the history that comes with Lockstep.
+    #[arg(long, value_name = "FILE")]
+    history: PathBuf,
+    /// Number of the master's account; add it with `lockstep account add NAME --platform external`.
+    #[arg(long)]
+    account: AccountId,
+    /// Seconds of the history in one second.
+    #[arg(long, default_value_t = 60.0, value_parser = speed)]
+    speed: f64,
+    /// NATS servers, separated by commas.
+    #[arg(long, value_delimiter = ',', default_value = "nats://127.0.0.1:4222")]
+    nats: Vec<String>,
+    /// Paper broker that is fed the prices of the history.
+    #[arg(long, value_name = "HOST:PORT")]
+    paper: Option<String>,
+    /// Only say what would be played, and what the file does not say.
+    #[arg(long)]
+    dry_run: bool,
+    /// End after the last step, instead of staying and answering snapshot requests.
+    #[arg(long)]
+    once: bool,
+}
+
+/// A speed above zero.
+pub(super) fn speed(text: &str) -> Result<f64, String> {
+    let speed: f64 = text.parse().map_err(|_| format!("must be a number, got {text:?}"))?;
+    if speed.is_finite() && speed > 0.0 && speed <= 1e9 {
+        Ok(speed)
+    } else {
+        Err(format!("must be above 0 and at most 1000000000, got {text}"))
+    }
+}
+
+/// Reads a history; `demo` is the one that comes with the program.
+pub(super) fn load(path: &std::path::Path) -> Result<History, CliError> {
+    let loaded = if path.as_os_str() == "demo" {
+        history::load_bytes("demo.csv", history::DEMO.as_bytes())
+    } else {
+        history::load(path)
+    };
+    loaded.map_err(|error| CliError::Usage(error.to_string()))
+}
+
+/// Runs `lockstep publish`.
+pub fn run(args: PublishArgs) -> Result<(), CliError> {
+    let history = load(&args.history)?;
+    let steps = history::timeline(&history);
+    describe(&history, &steps, args.speed);
+    if args.dry_run {
+        return Ok(());
+    }
+    super::node::start_log("warn,lockstep=info")?;
+    block_on(play(&args, &steps))?
+}
+
+#[allow(clippy::print_stdout, reason = "a verb answers on stdout")]
+fn describe(history: &History, steps: &[Step], speed: f64) {
+    let length = player::schedule(steps, speed).last().copied().unwrap_or_default();
+    println!(
+        "{}: {} trades, {} pending orders, {} steps, {:.0} s at speed {speed}",
+        history.source.file,
+        history.trades.len(),
+        history.pendings.len(),
+        steps.len(),
+        length.as_secs_f64()
+    );
+    for sentence in &history.unsaid {
+        println!("not in the file: {sentence}");
+    }
+}
+
+#[allow(clippy::print_stdout, reason = "a verb answers on stdout")]
+async fn play(args: &PublishArgs, steps: &[Step]) -> Result<(), CliError> {
+    let name = format!("publish-{}", args.account);
+    let client = bus::connect(&ClientSettings::new(args.nats.clone(), &name))
+        .await
+        .map_err(|error| CliError::missing("bus", error))?;
+    let clock = NodeClock::system();
+    let heard = hear_epoch(&client, args.account, LISTEN_FOR)
+        .await
+        .map_err(|error| CliError::missing("bus", error))?;
+    let publisher = Publisher::start(
+        client,
+        args.account,
+        start_epoch(clock.wall(), None, heard),
+        PublisherSettings::default(),
+        // An external publisher has no lease; the highest epoch wins.
+        Arc::new(|| true),
+        &tokio::runtime::Handle::current(),
+    );
+    publisher.observe(clock.wall(), player::base(), &BTreeMap::new());
+    let driver = match &args.paper {
+        Some(address) => {
+            let node = NodeId::new(name).map_err(|error| CliError::Usage(error.to_string()))?;
+            let driver = PaperDriver::connect(address, Ident { node }, LoginKind::Driver)
+                .await
+                .map_err(|error| CliError::missing("paper broker", error))?;
+            Some(driver)
+        }
+        None => None,
+    };
+    let now = || clock.wall();
+    let player =
+        Player { publisher: &publisher, driver: driver.as_ref(), speed: args.speed, now: &now };
+    let total = steps.len();
+    let played = player.play(steps, |index, _, change| {
+        tracing::info!(step = index + 1, total, kind = change.kind(), ticket = %change.ticket());
+    });
+    tokio::select! {
+        played = played => played.map_err(|error| CliError::missing("history", error))?,
+        stopped = tokio::signal::ctrl_c() => stopped?,
+    }
+    if !args.once {
+        println!("played; still answering snapshot requests, Ctrl-C ends it");
+        tokio::signal::ctrl_c().await?;
+    }
+    publisher.close(Duration::from_secs(2)).await;
+    Ok(())
+}

@@ -1,0 +1,170 @@
+//! `lockstep status`: who owns what right now, and what was copied lately.
+
+use super::table::{or_dash, render};
+use super::{CliError, DatabaseArg, block_on};
+use clap::Args;
+use serde::Serialize;
+use sqlx::{PgConnection, Row};
+use std::io::Write;
+
+/// Arguments of `lockstep status`.
+#[derive(Debug, Args)]
+pub struct StatusArgs {
+    #[command(flatten)]
+    database: DatabaseArg,
+    /// Print JSON.
+    #[arg(long)]
+    json: bool,
+}
+
+/// Everything `lockstep status` says.
+#[derive(Debug, Serialize)]
+pub struct Status {
+    /// Nodes that own accounts.
+    pub nodes: Vec<NodeStatus>,
+    /// Accounts by how they stand.
+    pub accounts: AccountCounts,
+    /// Copies of the last 24 hours.
+    pub copies: CopyCounts,
+}
+
+/// One node, seen from the database.
+#[derive(Debug, Serialize)]
+pub struct NodeStatus {
+    /// The node process.
+    pub node: String,
+    /// Accounts it owns.
+    pub accounts: i64,
+    /// Shortest time until one of its leases ends, by the database's clock; below 0 when it has ended.
+    pub lease_left_s: f64,
+    /// Copies that are open on its accounts.
+    pub copies_open: i64,
+}
+
+/// Accounts by how they stand.
+#[derive(Debug, Serialize)]
+pub struct AccountCounts {
+    /// Switched on.
+    pub enabled: i64,
+    /// Switched on and owned under a lease that has not ended.
+    pub owned: i64,
+    /// Switched on, for a platform of nodes, and not owned.
+    pub unowned: i64,
+    /// Switched off.
+    pub disabled: i64,
+}
+
+/// What was done for followers in the last 24 hours.
+#[derive(Debug, Serialize)]
+pub struct CopyCounts {
+    /// Orders carried out.
+    pub done: i64,
+    /// Decisions not to copy.
+    pub skipped: i64,
+    /// Orders refused, not sent or of unknown outcome.
+    pub failed: i64,
+    /// From the master's callback to the order call: median, microseconds.
+    pub own_time_p50_us: Option<i64>,
+    /// The same, 95th percentile.
+    pub own_time_p95_us: Option<i64>,
+}
+
+/// Reads the status from the database.
+pub async fn read(db: &mut PgConnection) -> Result<Status, sqlx::Error> {
+    let nodes = sqlx::query(
+        "select a.node_id, count(*) as accounts, \
+         extract(epoch from min(a.lease_until) - clock_timestamp())::float8 as left_s, \
+         coalesce(sum((select count(*) from pairs p where p.follower_id = a.id \
+           and p.state in ('sending', 'open', 'closing'))), 0)::bigint as copies_open \
+         from trading_accounts a where a.node_id is not null group by a.node_id order by a.node_id",
+    )
+    .fetch_all(&mut *db)
+    .await?
+    .iter()
+    .map(|row| NodeStatus {
+        node: row.get("node_id"),
+        accounts: row.get("accounts"),
+        lease_left_s: row.get("left_s"),
+        copies_open: row.get("copies_open"),
+    })
+    .collect();
+    let row = sqlx::query(
+        "select count(*) filter (where enabled) as enabled, \
+         count(*) filter (where enabled and node_id is not null and lease_until > clock_timestamp()) as owned, \
+         count(*) filter (where enabled and platform <> 'external' \
+           and (node_id is null or lease_until <= clock_timestamp())) as unowned, \
+         count(*) filter (where not enabled) as disabled from trading_accounts",
+    )
+    .fetch_one(&mut *db)
+    .await?;
+    let accounts = AccountCounts {
+        enabled: row.get("enabled"),
+        owned: row.get("owned"),
+        unowned: row.get("unowned"),
+        disabled: row.get("disabled"),
+    };
+    let row = sqlx::query(
+        "select count(*) filter (where outcome = 'done') as done, \
+         count(*) filter (where outcome = 'skipped') as skipped, \
+         count(*) filter (where outcome not in ('done', 'skipped')) as failed, \
+         percentile_disc(0.5) within group (order by own_time_us) as p50, \
+         percentile_disc(0.95) within group (order by own_time_us) as p95 \
+         from copy_events where at > clock_timestamp() - interval '24 hours'",
+    )
+    .fetch_one(&mut *db)
+    .await?;
+    let copies = CopyCounts {
+        done: row.get("done"),
+        skipped: row.get("skipped"),
+        failed: row.get("failed"),
+        own_time_p50_us: row.get("p50"),
+        own_time_p95_us: row.get("p95"),
+    };
+    Ok(Status { nodes, accounts, copies })
+}
+
+/// Runs `lockstep status`.
+pub fn run(args: StatusArgs) -> Result<(), CliError> {
+    let status = block_on(async {
+        let mut db = args.database.connect().await?;
+        Ok::<_, CliError>(read(&mut db).await?)
+    })??;
+    let mut out = std::io::stdout().lock();
+    if args.json {
+        let text = serde_json::to_string_pretty(&status).map_err(std::io::Error::other)?;
+        writeln!(out, "{text}")?;
+    } else {
+        writeln!(out, "{}", as_text(&status))?;
+    }
+    Ok(())
+}
+
+/// The status as a person reads it.
+pub fn as_text(status: &Status) -> String {
+    let nodes = render(
+        &["node", "accounts", "lease left", "open copies"],
+        status.nodes.iter().map(|n| {
+            vec![
+                n.node.clone(),
+                n.accounts.to_string(),
+                format!("{:.1} s", n.lease_left_s),
+                n.copies_open.to_string(),
+            ]
+        }),
+    );
+    let a = &status.accounts;
+    let c = &status.copies;
+    format!(
+        "{nodes}\n\naccounts: {} enabled, {} owned, {} unowned, {} disabled\n\
+         last 24 h: {} orders done, {} skipped, {} failed; own time p50 {} us, p95 {} us",
+        a.enabled,
+        a.owned,
+        a.unowned,
+        a.disabled,
+        c.done,
+        c.skipped,
+        c.failed,
+        or_dash(c.own_time_p50_us),
+        or_dash(c.own_time_p95_us)
+    )
+}
