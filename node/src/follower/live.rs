@@ -93,12 +93,13 @@ impl Follower {
             },
         });
         let action = decision.action?;
-        let allowed = link.reconciled && !master.doubtful && self.settle_until.is_none();
+        let known = link.reconciled || (link.read_once && link.fresh.contains(&key.ticket));
+        let allowed = known && !master.doubtful && self.settle_until.is_none();
         let begins = action.steps.iter().any(begins_copy);
         if !begins {
             return Some(action);
         }
-        if !allowed {
+        if !allowed || self.was_refused(key, &action.steps) {
             // The reconcile that is due anyway will see it.
             return None;
         }
@@ -290,6 +291,10 @@ impl Follower {
             return;
         }
         self.retries.remove(&key);
+        if matches!(order.step, CopyStep::PlacePending { .. }) {
+            self.refuse_pending(key, &order);
+            return;
+        }
         let main = self.links.get(&key.link).and_then(|link| link.pairs.main(key.ticket)).cloned();
         if let Some(pair) = main {
             let next = pair.on_rejected(&order.step, rejection);
@@ -332,6 +337,28 @@ impl Follower {
         let others = link.pairs.rows().filter(|pair| pair.id != after.id).cloned();
         let rows: Vec<Pair> = others.chain(order.before.clone()).collect();
         link.pairs = Pairs::new(rows);
+    }
+
+    /// The broker does not take this pending order, because the market is past its price, say.
+    /// Nothing waits there, and when the master's is filled, the fill is copied.
+    fn refuse_pending(&mut self, key: TicketKey, order: &OnItsWay) {
+        self.take_back(key, order);
+        let Some(link) = self.links.get_mut(&key.link) else { return };
+        let Some(master) = self.masters.get(&link.rules.master) else { return };
+        if let Some(pending) = master.snapshot.book.pendings.get(&key.ticket) {
+            link.refused_pendings.insert(key.ticket, pending.clone());
+        }
+    }
+
+    /// The same pending order was refused before; it is placed again when it changes.
+    pub(super) fn was_refused(&self, key: TicketKey, steps: &[CopyStep]) -> bool {
+        if !steps.iter().any(|step| matches!(step, CopyStep::PlacePending { .. })) {
+            return false;
+        }
+        let Some(link) = self.links.get(&key.link) else { return false };
+        let master = self.masters.get(&link.rules.master);
+        let now = master.and_then(|master| master.snapshot.book.pendings.get(&key.ticket));
+        now.is_some() && now == link.refused_pendings.get(&key.ticket)
     }
 
     /// The session told that the pair's copy ended while an order for it was on its way.

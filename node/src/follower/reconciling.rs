@@ -3,9 +3,8 @@
 use super::queue::TicketKey;
 use super::state::{
     AccountRead, Effect, Follower, Now, Planned, READ_RETRY, ROUNDS_MAX, Reading, Reason,
-    UNRESOLVED_LOOK,
+    SecondLook, UNRESOLVED_LOOK,
 };
-use bus::RequestReason;
 use reconcile::{
     CopyAction, CopyStep, InputParts, Note, Plan, ReconcileInput, WaitReason, history_needed_since,
     plan, quotes_needed,
@@ -26,6 +25,9 @@ impl Follower {
         for (id, link) in &self.links {
             let Some((at, reason)) = link.due else { continue };
             let Some(master) = self.masters.get(&link.rules.master) else { continue };
+            if link.second_look.is_some_and(|look| !look.answered) {
+                continue;
+            }
             if master.doubtful || now.node < at || now.node < link.allowed_from(now.node) {
                 continue;
             }
@@ -139,13 +141,17 @@ impl Follower {
     ) {
         effects.push(summary(reason, &plan));
         let Some(link) = self.links.get_mut(&id) else { return };
-        let master = link.rules.master;
+        let waits = self.settings.limits.second_look_after;
+        link.read_once = true;
         if let Some(held) = plan.held {
+            tracing::warn!(link = %id, absent = held.absent.len(), of = held.of, "plan held for a second look");
             link.held = Some(held);
-            link.set_due(now.node.plus(self.settings.limits.second_look_after), Reason::Held);
-            effects.push(Effect::AskMaster { master, reason: RequestReason::HeldPlan });
+            let ask_at = now.node.plus(waits);
+            link.second_look = Some(SecondLook { ask_at, asked: false, answered: false });
+            link.set_due(ask_at, Reason::Held);
             return;
         }
+        link.second_look = None;
         link.held = None;
         link.reconciled = true;
         link.set_due(now.node.plus(self.settings.routine), Reason::Routine);
@@ -208,7 +214,6 @@ impl Follower {
         effects: &mut Vec<Effect>,
     ) {
         let settling = self.settle_until.is_some();
-        let Some(link) = self.links.get_mut(&id) else { return };
         let actions: Vec<CopyAction> = actions
             .into_iter()
             // Before the settle time has passed nothing is opened, and nothing is refused for
@@ -218,8 +223,10 @@ impl Follower {
             .filter(|action| {
                 let key = TicketKey { link: id, ticket: action.master_ticket };
                 self.retries.get(&key).is_none_or(|retry| now.node >= retry.at)
+                    && !self.was_refused(key, &action.steps)
             })
             .collect();
+        let Some(link) = self.links.get_mut(&id) else { return };
         if actions.is_empty() {
             link.rounds = 0;
             return;

@@ -7,8 +7,8 @@ use crate::clock::NodeTime;
 use bus::{FeedMessage, RequestReason};
 use reconcile::{CopyAction, CopyStep, FollowerHistory, HeldPlan, Limits, LinkRules, Pair, Pairs};
 use schemas::{
-    AccountId, AccountSnapshot, FollowerTicket, LinkId, Lots, Magic, MasterSnapshot, Micros,
-    OrderRequest, Price, Quote, Symbol, SymbolSpec,
+    AccountId, AccountSnapshot, Change, FollowerTicket, LinkId, Lots, Magic, MasterPending,
+    MasterSnapshot, MasterTicket, Micros, OrderRequest, Price, Quote, Symbol, SymbolSpec,
 };
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::time::Duration;
@@ -267,9 +267,29 @@ pub(super) struct Link {
     /// The earliest reason for a reconcile, and from when on it may run.
     pub(super) due: Option<(NodeTime, Reason)>,
     pub(super) held: Option<HeldPlan>,
+    /// The second look that a held plan waits for; until then nothing else is planned.
+    pub(super) second_look: Option<SecondLook>,
+    /// Tickets that the master opened before our eyes in this tenure, after a complete read:
+    /// nobody else can have copied them.
+    pub(super) fresh: BTreeSet<MasterTicket>,
+    /// Complete reads were made in this tenure, whether or not their plan was held.
+    pub(super) read_once: bool,
+    /// Orders that the broker refused to place; their fills are copied instead.
+    pub(super) refused_pendings: BTreeMap<MasterTicket, MasterPending>,
     pub(super) rounds: u32,
     /// When the last reconciles ran; at most [`RECONCILES_PER_WINDOW`].
     pub(super) recent: VecDeque<NodeTime>,
+}
+
+/// Where the second look at a held plan stands: both sides must be read after the wait.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct SecondLook {
+    /// When the publisher is asked (again) for its state.
+    pub(super) ask_at: NodeTime,
+    /// It was asked after the wait.
+    pub(super) asked: bool,
+    /// Its answer is there.
+    pub(super) answered: bool,
 }
 
 /// A master as this follower has applied it.
@@ -393,6 +413,10 @@ impl Follower {
             reconciled: false,
             due: None,
             held: None,
+            second_look: None,
+            fresh: BTreeSet::new(),
+            read_once: false,
+            refused_pendings: BTreeMap::new(),
             rounds: 0,
             recent: VecDeque::new(),
         };
@@ -480,9 +504,14 @@ impl Follower {
                 let links = self.links_of(account);
                 self.planned.retain(|key, _| !links.contains(&key.link));
                 for link in self.links.values_mut().filter(|l| l.rules.master == account) {
-                    link.set_due(now.node, Reason::Feed);
-                    // A second look at a held plan needs a state that was read after the first.
                     link.rounds = 0;
+                    match &mut link.second_look {
+                        Some(look) => {
+                            look.answered |= look.asked;
+                            link.set_due(now.node, Reason::Held);
+                        }
+                        None => link.set_due(now.node, Reason::Feed),
+                    }
                 }
             }
             FeedMessage::Doubt(_reason) => {
@@ -504,8 +533,16 @@ impl Follower {
                     master.snapshot.at = event.at;
                 }
                 let ticket = event.change.ticket();
+                let begins =
+                    matches!(event.change, Change::PositionOpened(_) | Change::PendingPlaced(_));
                 let links = self.links_of(account);
                 for link in links {
+                    if begins
+                        && let Some(link) = self.links.get_mut(&link)
+                        && link.read_once
+                    {
+                        link.fresh.insert(ticket);
+                    }
                     // What a plan wanted was decided from the state before this event.
                     self.planned.remove(&TicketKey { link, ticket });
                     self.wake(
@@ -589,6 +626,21 @@ impl Follower {
         }
         if self.slots.unknowns().next().is_some() {
             self.unresolved_due(now);
+        }
+        self.ask_for_second_looks(now, effects);
+    }
+
+    fn ask_for_second_looks(&mut self, now: Now, effects: &mut Vec<Effect>) {
+        let wait = self.settings.limits.second_look_after;
+        for link in self.links.values_mut() {
+            let Some(look) = &mut link.second_look else { continue };
+            if now.node >= look.ask_at && !look.answered {
+                // Asked again as long as no answer makes the second look possible.
+                look.ask_at = now.node.plus(wait);
+                look.asked = true;
+                let master = link.rules.master;
+                effects.push(Effect::AskMaster { master, reason: RequestReason::HeldPlan });
+            }
         }
     }
 

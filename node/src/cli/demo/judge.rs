@@ -76,6 +76,9 @@ pub struct Verdict {
     pub closed_by_stop: u64,
     /// The first few findings, in words.
     pub findings: Vec<String>,
+    /// Which copies are missing.
+    #[serde(skip)]
+    pub missing_copies: Vec<(AccountId, MasterTicket, Micros)>,
 }
 
 impl Verdict {
@@ -275,7 +278,7 @@ fn judge_absent(
     } else {
         verdict.expected_copies += 1;
         verdict.missing += 1;
-        verdict.find(format!("account {}, ticket {ticket}: no copy", follower.account));
+        verdict.missing_copies.push((follower.account, ticket, life.opened_at));
     }
 }
 

@@ -296,7 +296,12 @@ impl<'a> Demo<'a> {
             .map(|(account, (token, _))| (account, token))
             .collect();
         node.kill().map_err(|error| CliError::missing("kill", error))?;
-        live::say(&format!("SIGKILL to {name}, which owns {} followers", accounts.len()));
+        let start = self.published.first().map_or(Micros(0), |(at, _)| *at);
+        live::say(&format!(
+            "SIGKILL to {name} after {:.1} s; it owns {} followers",
+            self.clock.wall().since(start).as_secs_f64(),
+            accounts.len()
+        ));
         self.kills.push(Kill { at: self.clock.wall(), accounts, taken: BTreeMap::new() });
         Ok(())
     }
@@ -398,8 +403,9 @@ impl<'a> Demo<'a> {
             .ledger()
             .await
             .map_err(|error| CliError::missing("paper broker", error))?;
-        let verdict =
+        let mut verdict =
             judge::judge(&self.published, &self.world.followers, &self.world.volumes, &ledger);
+        self.explain_missing(&mut verdict).await?;
         Ok(Report {
             masters: 1,
             followers: self.args.followers,
@@ -414,6 +420,36 @@ impl<'a> Demo<'a> {
             orders: ledger.orders().count() as u64,
             elapsed_s: self.started.elapsed().as_secs_f64(),
         })
+    }
+
+    /// What the nodes recorded about copies that are not there, for whoever looks for the reason.
+    async fn explain_missing(&self, verdict: &mut Verdict) -> Result<(), CliError> {
+        const EXPLAINED_MAX: usize = 20;
+        let mut db = self.world.database().await?;
+        let start = self.published.first().map_or(Micros(0), |(at, _)| *at);
+        for (account, ticket, opened_at) in verdict.missing_copies.iter().take(EXPLAINED_MAX) {
+            let rows = sqlx::query(
+                "select action, outcome, coalesce(reason, '-') as reason from copy_events \
+                 where follower_id = $1 and master_ticket = $2 order by at",
+            )
+            .bind(account.as_i64())
+            .bind(ticket.as_i64())
+            .fetch_all(&mut db)
+            .await?;
+            let recorded: Vec<String> = rows
+                .iter()
+                .map(|row| {
+                    let word = |name: &str| row.get::<String, _>(name);
+                    format!("{} {} {}", word("action"), word("outcome"), word("reason"))
+                })
+                .collect();
+            verdict.findings.push(format!(
+                "account {account}, ticket {ticket}, opened {:.1} s after the start: no copy; recorded: [{}]",
+                opened_at.since(start).as_secs_f64(),
+                recorded.join("; ")
+            ));
+        }
+        Ok(())
     }
 
     async fn own_time(&self) -> Result<OwnTime, CliError> {
