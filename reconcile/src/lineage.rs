@@ -7,7 +7,9 @@
 //! Invariants:
 //! 1. Only trades with the link's magic have lineage: a comment alone moves nothing.
 //! 2. Two trades that claim the same predecessor, or a circle, lead nowhere.
-//! 3. A comment is untrusted: it is a link only if all of it is.
+//! 3. What is still open has no heir: a list that shows both was not read in one piece, and
+//!    closing one of them as a second copy would end the copy itself.
+//! 4. A comment is untrusted: it is a link only if all of it is.
 //!
 //! Not covered: the master's side; its adapter keeps the logical ticket. Brokers that write
 //! nothing at all: `world` matches by shape then.
@@ -43,9 +45,13 @@ impl Lineage {
             edges.extend(predecessor(&t.comment).map(|parent| (parent, t.ticket)));
             edges.extend(number_after(&t.comment, TO).map(|heir| (t.ticket, heir)));
         }
+        let positions = follower.positions.iter().map(|p| p.ticket);
+        let pendings = follower.pendings.iter().map(|o| o.ticket);
+        let open: BTreeSet<FollowerTicket> = positions.chain(pendings).collect();
+        edges.retain(|(parent, heir)| parent != heir && !open.contains(parent));
         let mut lineage = Lineage::default();
         let (mut forked, mut merged) = (BTreeSet::new(), BTreeSet::new());
-        for (parent, heir) in edges.into_iter().filter(|(parent, heir)| parent != heir) {
+        for (parent, heir) in edges {
             if lineage.heirs.insert(parent, heir).is_some_and(|other| other != heir) {
                 forked.insert(parent);
             }

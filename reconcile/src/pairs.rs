@@ -38,9 +38,9 @@ pub(crate) fn plan_pair(
         close_duplicates(world.copies(ticket), decided);
         return None;
     }
-    let base = world.read_base(&copy.item, wanted);
     let view = copy.item.copy;
-    let facts = bind(pair, &view, copy.found_by, copy.item.opened_at, base, decided);
+    let base = world.base_of_pair(pair, &view, wanted);
+    let facts = bind(pair, &view, copy.found_by, base, decided);
     manage(world.parts.rules, wanted, &facts, &view, &world.market, decided);
     close_duplicates(others, decided);
     (wanted.is_none() && pair.state != PairState::Closing).then_some(AbsentFrom::Master)

@@ -342,6 +342,42 @@ fn any_scene() -> impl Strategy<Value = Scene> {
     )
 }
 
+/// Any world that one broker can be in: a ticket has one magic, symbol, direction and tag, and
+/// is not open beside the trade that continues it. What is open and what was written by hand,
+/// by us or by nobody stays any.
+fn any_brokers_scene() -> impl Strategy<Value = Scene> {
+    any_scene().prop_map(|mut scene| {
+        let positions = scene.follower.positions.iter();
+        let mut known: BTreeMap<_, (i64, Symbol, Side, String)> = positions
+            .map(|p| (p.ticket, (p.magic, p.symbol.clone(), p.side, p.comment.clone())))
+            .collect();
+        let open: BTreeSet<_> = known.keys().copied().collect();
+        let waiting: BTreeSet<_> = scene.follower.pendings.iter().map(|o| o.ticket).collect();
+        scene.history.trades.retain(|t| !waiting.contains(&t.ticket));
+        for t in &mut scene.history.trades {
+            let first = (t.magic, t.symbol.clone(), t.side, t.comment.clone());
+            let (magic, symbol, side, comment) = known.entry(t.ticket).or_insert(first).clone();
+            (t.magic, t.symbol, t.side) = (magic, symbol, side);
+            let is_ended_as_continued = t.comment.starts_with("to #") && open.contains(&t.ticket);
+            let is_tagged_otherwise = tag::remnant(&t.comment) != tag::remnant(&comment);
+            if is_ended_as_continued || is_tagged_otherwise {
+                t.comment.clear();
+            }
+        }
+        let continued: BTreeSet<String> =
+            open.iter().chain(&waiting).map(|ticket| format!("from #{ticket}")).collect();
+        let positions = scene.follower.positions.iter_mut().map(|p| &mut p.comment);
+        let pendings = scene.follower.pendings.iter_mut().map(|o| &mut o.comment);
+        let ended = scene.history.trades.iter_mut().map(|t| &mut t.comment);
+        for comment in positions.chain(pendings).chain(ended) {
+            if continued.contains(comment) {
+                comment.clear();
+            }
+        }
+        scene
+    })
+}
+
 fn steps_of(plan: &Plan) -> impl Iterator<Item = (MasterTicket, &CopyStep)> {
     plan.actions.iter().flat_map(|a| a.steps.iter().map(move |s| (a.master_ticket, s)))
 }
@@ -366,7 +402,8 @@ fn end_of(scene: &Scene) -> End {
     }
     let tickets: BTreeSet<MasterTicket> = scene.pairs.tickets().collect();
     let main = tickets.into_iter().filter_map(|ticket| scene.pairs.main(ticket));
-    let pairs = main.map(|p| (p.master_ticket, (p.state.is_live(), p.lots_at_open))).collect();
+    let volume = |p: &Pair| p.lots_at_open.filter(|_| p.state.is_live());
+    let pairs = main.map(|p| (p.master_ticket, (p.state.is_live(), volume(p)))).collect();
     End { open, pairs }
 }
 
@@ -414,7 +451,7 @@ proptest! {
 
     // S14: planning after a perfectly executed plan gives nothing to do.
     #[test]
-    fn executed_plan_leaves_nothing_to_do(scene in any_scene()) {
+    fn executed_plan_leaves_nothing_to_do(scene in any_brokers_scene()) {
         let mut after = scene.clone();
         after.execute(&scene.plan(), usize::MAX);
         prop_assert_eq!(after.plan().actions, vec![]);
@@ -422,7 +459,7 @@ proptest! {
 
     // S14: executing any part and planning again leads to the same end.
     #[test]
-    fn interrupted_plan_leads_to_the_same_end(scene in any_scene(), count in 0..8usize) {
+    fn interrupted_plan_leads_to_the_same_end(scene in any_brokers_scene(), count in 0..8usize) {
         let mut whole = scene.clone();
         whole.execute(&scene.plan(), usize::MAX);
         let mut part = scene.clone();
@@ -613,7 +650,7 @@ proptest! {
 
     // Live path and reconcile agree about every ticket whose pair and copy nothing contradicts.
     #[test]
-    fn live_path_and_reconcile_decide_the_same(scene in any_scene()) {
+    fn live_path_and_reconcile_decide_the_same(scene in any_brokers_scene()) {
         let mut scene = scene;
         let plan = scene.plan();
         scene.execute(&plan, usize::MAX);

@@ -116,6 +116,8 @@ pub struct CopyView<'a> {
     pub stops: Stops,
     /// Open price of a trade, trigger price of an order.
     pub price: Price,
+    /// When the broker opened or took it.
+    pub opened_at: Micros,
     /// The order's kind; none for a trade.
     pub pending: Option<PendingKind>,
 }
@@ -129,6 +131,7 @@ impl<'a> From<&'a BrokerPosition> for CopyView<'a> {
             lots: p.lots,
             stops: Stops { stop_loss: p.stop_loss, take_profit: p.take_profit },
             price: p.open_price,
+            opened_at: p.opened_at,
             pending: None,
         }
     }
@@ -143,6 +146,7 @@ impl<'a> From<&'a BrokerPending> for CopyView<'a> {
             lots: o.lots,
             stops: Stops { stop_loss: o.stop_loss, take_profit: o.take_profit },
             price: o.price,
+            opened_at: o.placed_at,
             pending: Some(o.kind),
         }
     }
@@ -205,8 +209,7 @@ pub fn plan_ticket(input: &TicketInput<'_>) -> TicketDecision {
         (Some(pair), Some(copy)) => {
             let base =
                 Base { lots_at_open: copy.lots, master_lots_at_open: pair.master_lots_at_open };
-            let facts =
-                bind(pair, &copy, FoundBy::Ticket, copy_time(pair, input), base, &mut decided);
+            let facts = bind(pair, &copy, FoundBy::Ticket, base, &mut decided);
             manage(input.rules, input.wanted, &facts, &copy, &input.market, &mut decided);
         }
         (Some(pair), None) => manage_unread(pair, input.wanted, &mut decided),
@@ -270,32 +273,36 @@ pub(crate) fn bind(
     pair: &Pair,
     copy: &CopyView<'_>,
     found_by: FoundBy,
-    opened_at: Micros,
     read: Base,
     decided: &mut Decided,
 ) -> Facts {
     let is_fill = pair.is_pending && copy.pending.is_none() && pair.state != PairState::Sending;
-    let base = Base {
-        lots_at_open: pair.lots_at_open.unwrap_or(read.lots_at_open),
-        master_lots_at_open: pair.master_lots_at_open,
+    let is_unanswered = pair.state == PairState::Sending || pair.follower_ticket.is_none();
+    let base = match pair.lots_at_open {
+        Some(lots_at_open) if !is_unanswered && !is_fill => {
+            Base { lots_at_open, master_lots_at_open: pair.master_lots_at_open }
+        }
+        Some(_) | None => read,
     };
-    let mut facts = Facts {
+    let facts = Facts {
         is_closing: pair.state == PairState::Closing,
         side: copy.side,
         master_side: pair.master_side,
         base,
         rejected: pair.rejected,
     };
+    // A row without a volume, or that says something else than the tag, is corrected as well.
+    let is_as_read =
+        copy.side == pair.side && *copy.symbol == pair.symbol && pair.lots_at_open.is_some();
     match pair.follower_ticket {
-        Some(from) if !is_fill && pair.state != PairState::Sending => {
+        Some(from) if !is_unanswered && !is_fill && is_as_read => {
             if from != copy.ticket {
                 decided.step(CopyStep::RebindCopy { from, to: copy.ticket, found_by });
             }
         }
         Some(_) | None => {
-            facts.base.lots_at_open = read.lots_at_open;
             let found_by = if is_fill { FoundBy::Fill } else { found_by };
-            decided.step(adopt(copy, found_by, pair.master_side, facts.base, opened_at));
+            decided.step(adopt(copy, found_by, pair.master_side, facts.base));
         }
     }
     facts
@@ -307,7 +314,6 @@ pub(crate) fn adopt(
     found_by: FoundBy,
     master_side: Side,
     base: Base,
-    opened_at: Micros,
 ) -> CopyStep {
     CopyStep::AdoptCopy {
         ticket: copy.ticket,
@@ -318,12 +324,8 @@ pub(crate) fn adopt(
         lots_at_open: base.lots_at_open,
         master_lots_at_open: base.master_lots_at_open,
         is_pending: copy.pending.is_some(),
-        opened_at,
+        opened_at: copy.opened_at,
     }
-}
-
-fn copy_time(pair: &Pair, input: &TicketInput<'_>) -> Micros {
-    pair.sent_at.unwrap_or(input.market.now)
 }
 
 /// An open copy: close it, or bring its stops and its volume to where they should be.

@@ -9,6 +9,7 @@
 //! 2. Nothing is opened while an unexplained trade with our magic may be the copy (H53).
 
 use crate::action::{AbsentFrom, CloseCause, CopyStep, EndedHow, SkipReason, WaitReason};
+use crate::input::LinkMode;
 use crate::orphans::plan_orphans;
 use crate::pair::Rejected;
 use crate::pairs::close_duplicates;
@@ -43,12 +44,12 @@ pub(crate) fn plan_unpaired(
 
 fn adopt_copy(world: &World<'_>, view: MasterView<'_>, copy: &Found<'_>, decided: &mut Decided) {
     let rules = world.parts.rules;
-    let base = world.read_base(&copy.item, Some(view));
     let found = copy.item.copy;
+    let base = world.base_of_copy(&found, view);
     // A copy in the direction that the rules do not give is of the trade before a reversal.
     let is_as_ruled = found.side == copy_side(rules, view.side());
     let master_side = if is_as_ruled { view.side() } else { view.side().opposite() };
-    decided.step(adopt(&found, copy.found_by, master_side, base, copy.item.opened_at));
+    decided.step(adopt(&found, copy.found_by, master_side, base));
     let facts = Facts {
         is_closing: false,
         side: found.side,
@@ -67,6 +68,10 @@ fn open_missing(
 ) {
     let rules = world.parts.rules;
     if let Some(decision) = gate(rules, view) {
+        // A link that only closes still has to find what it is to close.
+        if rules.mode == LinkMode::CloseOnly && world.may_have_stray(ticket) {
+            return decided.wait(WaitReason::StrayMayBeCopy);
+        }
         return decision.put(rules, view, &world.market, decided);
     }
     let spec = match usable_spec(rules, view, &world.market) {
@@ -86,12 +91,12 @@ fn open_missing(
     if !world.history_reaches(view.opened_at()) {
         return decided.wait(WaitReason::HistoryTooShort);
     }
+    if world.may_have_stray(ticket) {
+        return decided.wait(WaitReason::StrayMayBeCopy);
+    }
     let side = copy_side(rules, view.side());
     if !world.loose_history(ticket, &spec.symbol, side, view.opened_at()).is_empty() {
         return decided.step(skip(rules, view, &world.market, SkipReason::EndedBeforeTakeover));
-    }
-    if world.may_have_stray(ticket) {
-        return decided.wait(WaitReason::StrayMayBeCopy);
     }
     decide_open(rules, view, &world.market).put(rules, view, &world.market, decided);
 }

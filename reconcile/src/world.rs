@@ -9,7 +9,8 @@
 //!
 //! Invariants:
 //! 1. A trade with a foreign magic is never assigned; one without a magic only by pair ticket.
-//! 2. A trade with the exact tag of one ticket is never assigned to another.
+//! 2. A trade whose comment is, or begins with, the tag of one ticket is never assigned to
+//!    another.
 //! 3. A trade without a tag is a pair's copy only in the pair's symbol and direction: what
 //!    stands under an old ticket may be somebody else's by now (H66).
 //! 4. Everything is kept in maps and sorted lists: the order of the inputs does not show.
@@ -34,9 +35,10 @@ use std::collections::{BTreeMap, BTreeSet};
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Item<'a> {
     pub(crate) copy: CopyView<'a>,
-    pub(crate) opened_at: Micros,
     magic: i64,
     tag: Option<(LinkId, MasterTicket)>,
+    /// The tag that the comment begins with; it may only exclude other tickets.
+    hint: Option<(LinkId, MasterTicket)>,
 }
 
 /// A copy, and how it was recognised.
@@ -132,15 +134,15 @@ impl<'a> World<'a> {
         let follower = self.parts.follower;
         let pendings = follower.pendings.iter().map(|o| Item {
             copy: CopyView::from(o),
-            opened_at: o.placed_at,
             magic: o.magic,
             tag: tag::decode(&o.comment),
+            hint: tag::remnant(&o.comment),
         });
         let positions = follower.positions.iter().map(|p| Item {
             copy: CopyView::from(p),
-            opened_at: p.opened_at,
             magic: p.magic,
             tag: tag::decode(&p.comment),
+            hint: tag::remnant(&p.comment),
         });
         // An order that filled between the two reads is in both lists: the trade counts (H63).
         pendings.chain(positions).map(|item| (item.copy.ticket, item)).collect()
@@ -156,6 +158,7 @@ impl<'a> World<'a> {
             Some(tag) => tag == (pair.link, pair.master_ticket) && self.is_ours(item.magic),
             None => {
                 (self.is_ours(item.magic) || item.magic == 0)
+                    && item.hint.is_none_or(|hint| hint == (pair.link, pair.master_ticket))
                     && *item.copy.symbol == pair.symbol
                     && item.copy.side == pair.side
             }
@@ -191,13 +194,11 @@ impl<'a> World<'a> {
     fn take_by_tag(&mut self, items: &mut BTreeMap<FollowerTicket, Item<'a>>) {
         let ours: Vec<Item<'a>> =
             items.values().filter(|item| self.is_ours(item.magic)).copied().collect();
-        let open_tags: BTreeMap<FollowerTicket, (LinkId, MasterTicket)> =
-            ours.iter().filter_map(|item| Some((item.copy.ticket, item.tag?))).collect();
         for item in ours {
             let own = item.tag.filter(|(link, _)| *link == self.parts.rules.link);
             let tagged = match (item.tag, own) {
                 (_, Some((_, ticket))) => Some((ticket, FoundBy::Tag)),
-                (None, None) => self.predecessors_tag(item.copy.ticket, &open_tags),
+                (None, None) => self.predecessors_tag(item.copy.ticket),
                 (Some(_), None) => None,
             };
             let Some((ticket, found_by)) = tagged else { continue };
@@ -206,18 +207,13 @@ impl<'a> World<'a> {
         }
     }
 
-    /// The tag of what this trade continues: on an ended part of it in the history, under the
-    /// ticket that it has or one that it had, or on a predecessor that is still open.
-    fn predecessors_tag(
-        &self,
-        ticket: FollowerTicket,
-        open_tags: &BTreeMap<FollowerTicket, (LinkId, MasterTicket)>,
-    ) -> Option<(MasterTicket, FoundBy)> {
+    /// The tag that the history still shows on an ended part of this trade, under the ticket
+    /// that it has or one that it had.
+    fn predecessors_tag(&self, ticket: FollowerTicket) -> Option<(MasterTicket, FoundBy)> {
         let link = self.parts.rules.link;
         self.lineage.back(ticket).into_iter().find_map(|earlier| {
             let ended = self.history_of(earlier).iter().filter(|t| self.is_ours(t.magic));
             let tagged = ended.filter_map(|t| tag::decode(&t.comment)).next_back();
-            let tagged = tagged.or_else(|| open_tags.get(&earlier).copied());
             tagged.filter(|(of, _)| *of == link).map(|(_, ticket)| (ticket, FoundBy::Lineage))
         })
     }
@@ -361,13 +357,18 @@ impl<'a> World<'a> {
     fn shape_of(&self, ticket: MasterTicket) -> Option<Shape<'a>> {
         let skew = self.parts.limits.clock_skew.as_micros() as i64;
         let earlier = |at: Micros| Micros(at.0.saturating_sub(skew));
+        let tag = (self.parts.rules.link, ticket);
         let wanted = self.wanted(ticket);
+        if !self.tagged_history(ticket).is_empty() {
+            return None;
+        }
         if let Some(pair) = self.parts.pairs.main(ticket) {
             if pair.state != PairState::Sending {
                 return None;
             }
             let price = wanted.and_then(|view| self.price_range(view));
             return Some(Shape {
+                tag,
                 symbol: &pair.symbol,
                 side: pair.side,
                 kind: None,
@@ -385,6 +386,7 @@ impl<'a> World<'a> {
         let now = size_of(self.parts.rules, view, spec, &self.market).ok();
         let full = at_open(self.parts.rules, view, &self.market);
         Some(Shape {
+            tag,
             symbol: &spec.symbol,
             side: copy_side(self.parts.rules, view.side()),
             kind: match view {
@@ -411,7 +413,7 @@ impl<'a> World<'a> {
 
     fn order_copies(&mut self) {
         for copies in self.copies.values_mut() {
-            copies.sort_by_key(|f| (!f.is_pairs, f.item.opened_at, f.item.copy.ticket));
+            copies.sort_by_key(|f| (!f.is_pairs, f.item.copy.opened_at, f.item.copy.ticket));
         }
     }
 
@@ -484,35 +486,54 @@ impl<'a> World<'a> {
         self.parts.history.since.plus(self.parts.limits.clock_skew) <= since
     }
 
-    /// The volumes that the target of a copy found on the account is computed from. A copy that
-    /// was opened late, or whose history is not all there, starts from the volumes of now, so
+    /// The volumes that the target of a copy without a pair is computed from. A copy that was
+    /// opened late, or whose history is not all there, starts from the volumes of now, so
     /// nothing is closed because of a guess.
-    pub(crate) fn read_base(&self, item: &Item<'_>, wanted: Option<MasterView<'_>>) -> Base {
+    pub(crate) fn base_of_copy(&self, copy: &CopyView<'_>, view: MasterView<'_>) -> Base {
         let limits = self.parts.limits;
-        let closed: Decimal = self
-            .lineage
-            .back(item.copy.ticket)
-            .into_iter()
-            .flat_map(|ticket| self.history_of(ticket))
-            .filter(|t| t.symbol == *item.copy.symbol && t.side == item.copy.side)
-            .map(|t| t.lots.get())
-            .sum();
-        let opened = Lots::new(item.copy.lots.get() + closed).unwrap_or(item.copy.lots);
-        let Some(view) = wanted else {
-            return Base { lots_at_open: opened, master_lots_at_open: opened };
-        };
         let in_time = view.opened_at().plus(limits.late_after).plus(limits.clock_skew);
-        let is_whole = self.history_reaches(item.opened_at);
-        if is_whole && item.opened_at <= in_time {
-            Base { lots_at_open: opened, master_lots_at_open: view.lots_at_open() }
-        } else {
-            Base { lots_at_open: item.copy.lots, master_lots_at_open: view.lots() }
+        match self.opened_lots(copy) {
+            Some(lots_at_open) if copy.opened_at <= in_time => {
+                Base { lots_at_open, master_lots_at_open: view.lots_at_open() }
+            }
+            Some(_) | None => Base { lots_at_open: copy.lots, master_lots_at_open: view.lots() },
         }
+    }
+
+    /// The same for a pair that does not know yet what was filled.
+    pub(crate) fn base_of_pair(
+        &self,
+        pair: &Pair,
+        copy: &CopyView<'_>,
+        wanted: Option<MasterView<'_>>,
+    ) -> Base {
+        let master_at_open = pair.master_lots_at_open;
+        match self.opened_lots(copy) {
+            Some(lots_at_open) => Base { lots_at_open, master_lots_at_open: master_at_open },
+            None => Base {
+                lots_at_open: copy.lots,
+                master_lots_at_open: wanted.map_or(master_at_open, MasterView::lots),
+            },
+        }
+    }
+
+    /// What a copy had when it was opened: its volume and what was closed of it since, if the
+    /// history reaches back that far.
+    fn opened_lots(&self, copy: &CopyView<'_>) -> Option<Lots> {
+        if !self.history_reaches(copy.opened_at) {
+            return None;
+        }
+        let tickets = self.lineage.back(copy.ticket);
+        let parts = tickets.into_iter().flat_map(|ticket| self.history_of(ticket));
+        let of_copy = parts.filter(|t| t.symbol == *copy.symbol && t.side == copy.side);
+        let closed: Decimal = of_copy.map(|t| t.lots.get()).sum();
+        Lots::new(copy.lots.get() + closed).ok()
     }
 }
 
 /// What a copy that is not known would look like.
 struct Shape<'a> {
+    tag: (LinkId, MasterTicket),
     symbol: &'a Symbol,
     side: Side,
     kind: Option<PendingKind>,
@@ -524,9 +545,10 @@ struct Shape<'a> {
 impl Shape<'_> {
     /// It cannot be excluded.
     fn may_be(&self, item: &Item<'_>) -> bool {
-        item.copy.symbol == self.symbol
+        item.hint.is_none_or(|hint| hint == self.tag)
+            && item.copy.symbol == self.symbol
             && item.copy.side == self.side
-            && item.opened_at >= self.since
+            && item.copy.opened_at >= self.since
     }
 
     /// Kind, price and volume are those of the copy.
