@@ -182,6 +182,8 @@ pub(crate) struct Scene {
     pub(crate) now: Micros,
     pub(crate) limits: Limits,
     pub(crate) partial: Partial,
+    /// The comments of everything that was ever opened or placed here.
+    pub(crate) opened: Vec<String>,
 }
 
 impl Scene {
@@ -234,6 +236,7 @@ impl Scene {
             now: NOW,
             limits: Limits::default(),
             partial: Partial::KeepsTicket,
+            opened: Vec::new(),
         }
     }
 
@@ -364,6 +367,11 @@ impl Scene {
 
     /// Carries out the first `count` steps of a plan as a broker without faults would.
     pub(crate) fn execute(&mut self, plan: &Plan, count: usize) {
+        self.execute_answering(plan, count, true);
+    }
+
+    /// The same, and the answers to the orders may be lost.
+    pub(crate) fn execute_answering(&mut self, plan: &Plan, count: usize, answers: bool) {
         let steps = plan.actions.iter().flat_map(|a| a.steps.iter().map(move |s| (a, s)));
         for (action, step) in steps.take(count) {
             let current = self.pairs.main(action.master_ticket);
@@ -374,7 +382,8 @@ impl Scene {
             let request = step.request(&self.rules, action.master_ticket).unwrap();
             if let Some(request) = request {
                 let done = self.carry_out(request);
-                if let Some(pair) = self.pairs.main(action.master_ticket) {
+                let pair = self.pairs.main(action.master_ticket).filter(|_| answers);
+                if let Some(pair) = pair {
                     let next = pair.on_done(step, &done);
                     self.pairs.put(next);
                 }
@@ -392,6 +401,9 @@ impl Scene {
     }
 
     fn carry_out(&mut self, request: OrderRequest) -> OrderDone {
+        if let OrderRequest::Open { comment, .. } | OrderRequest::Place { comment, .. } = &request {
+            self.opened.push(comment.clone());
+        }
         match request {
             OrderRequest::Open { symbol, side, lots, stop_loss, take_profit, magic, comment } => {
                 let ticket = self.next_ticket();

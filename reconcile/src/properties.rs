@@ -606,10 +606,8 @@ proptest! {
         };
         let grain = dec("0.000000000001");
         prop_assert!(lots.get() <= exact + grain || (use_min && lots == spec.lots_min));
-        if let Ok(more) = size(now + 1, at_open + 1) {
-            if now >= at_open {
-                prop_assert!(more >= lots, "grows with the master's volume");
-            }
+        if let (Ok(more), true) = (size(now + 1, at_open + 1), now >= at_open) {
+            prop_assert!(more >= lots, "grows with the master's volume");
         }
     }
 

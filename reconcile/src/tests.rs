@@ -6,3 +6,4 @@ mod identity;
 mod opening;
 mod recovery;
 mod sizing;
+mod takeovers;

@@ -31,6 +31,9 @@ use schemas::{
 };
 use std::collections::{BTreeMap, BTreeSet};
 
+/// Most digits of a volume.
+const LOTS_DIGITS: u32 = 8;
+
 /// A trade or order of the follower.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Item<'a> {
@@ -486,17 +489,25 @@ impl<'a> World<'a> {
         self.parts.history.since.plus(self.parts.limits.clock_skew) <= since
     }
 
-    /// The volumes that the target of a copy without a pair is computed from. A copy that was
-    /// opened late, or whose history is not all there, starts from the volumes of now, so
-    /// nothing is closed because of a guess.
+    /// The volumes that the target of a copy without a pair is computed from.
+    ///
+    /// The copy may have been opened when the master had closed a part already. How much the
+    /// master had then follows from what the copy was opened with: as much less than at its
+    /// open as the copy is less than a full one. Where that is not known the volumes of now
+    /// are taken, so nothing is closed because of a guess.
     pub(crate) fn base_of_copy(&self, copy: &CopyView<'_>, view: MasterView<'_>) -> Base {
-        let limits = self.parts.limits;
-        let in_time = view.opened_at().plus(limits.late_after).plus(limits.clock_skew);
-        match self.opened_lots(copy) {
-            Some(lots_at_open) if copy.opened_at <= in_time => {
-                Base { lots_at_open, master_lots_at_open: view.lots_at_open() }
+        let full = at_open(self.parts.rules, view, &self.market);
+        match (self.opened_lots(copy), full) {
+            (Some(opened), Some(full)) => {
+                let at_open = view.lots_at_open().get();
+                let part = (opened.get() / full.get()).min(Decimal::ONE);
+                let then = Lots::new((at_open * part).trunc_with_scale(LOTS_DIGITS)).ok();
+                let master_lots_at_open = then.map_or(view.lots(), |then| then.max(view.lots()));
+                Base { lots_at_open: opened, master_lots_at_open }
             }
-            Some(_) | None => Base { lots_at_open: copy.lots, master_lots_at_open: view.lots() },
+            (Some(_) | None, _) => {
+                Base { lots_at_open: copy.lots, master_lots_at_open: view.lots() }
+            }
         }
     }
 
