@@ -2,8 +2,8 @@
 //!
 //! Invariants:
 //! 1. A plan has at most one action per (link, master ticket) (S14).
-//! 2. The steps of an action can be executed one after the other; none needs what an earlier
-//!    one of them returns. A step that fails ends its action.
+//! 2. The steps of an action are executed one after the other; none needs what an earlier one
+//!    returns. An unknown outcome ends the action, a refusal does not concern its other steps.
 //! 3. Every step that ends or refuses something names its reason from a closed list (S7). The
 //!    evidence is the plan's [`Basis`]: the two complete reads it was made from.
 //!
