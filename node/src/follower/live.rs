@@ -7,10 +7,10 @@ use super::state::{
 };
 use crate::broker::{Outcome, SessionEvent};
 use reconcile::{
-    CopyAction, CopyStep, CopyView, EndedHow, FoundBy, Market, MasterView, Pair, Pairs,
+    CopyAction, CopyStep, CopyView, EndedHow, FoundBy, Market, MasterView, Pair, Pairs, Stops,
     TicketInput, plan_ticket, tag,
 };
-use schemas::{BrokerPosition, FollowerTicket, OrderDone, OrderRequest, RejectClass, Rejection};
+use schemas::{BrokerPosition, FollowerTicket, OrderDone, RejectClass, Rejection};
 use std::time::Duration;
 
 impl Follower {
@@ -123,14 +123,22 @@ impl Follower {
         effects: &mut Vec<Effect>,
     ) {
         while !action.steps.is_empty() {
-            let step = action.steps.remove(0);
+            let mut step = action.steps.remove(0);
             let Some(link) = self.links.get(&key.link) else { return };
+            if let CopyStep::OpenCopy { stops, .. } = &mut step
+                && link.without_stops.contains(&key.ticket)
+            {
+                *stops = Stops::default();
+            }
             let request = match step.request(&link.rules, key.ticket) {
                 Ok(request) => request,
                 Err(_) => return,
             };
             let before = link.pairs.main(key.ticket).cloned();
-            let after = Pair::on_sent(before.as_ref(), &action, &step, now.wall);
+            let mut after = Pair::on_sent(before.as_ref(), &action, &step, now.wall);
+            if let (Some(pair), Some(floor)) = (&mut after, link.versions.get(&key.ticket)) {
+                pair.version = pair.version.max(floor + 1);
+            }
             match request {
                 None => self.note(now, key, &step, after, effects),
                 Some(request) => {
@@ -216,12 +224,17 @@ impl Follower {
         if let Outcome::Unknown(reason) = outcome {
             return self.on_unknown(now, key, attempt, reason, effects);
         }
-        let Some(_) = self.slots.answered(key, attempt) else { return };
+        let Some(again) = self.slots.answered(key, attempt) else { return };
         let Some(order) = self.on_their_way.remove(&key) else { return };
         self.touch(key);
         match outcome {
             Outcome::Done(done) => self.on_done(now, key, order, &done, effects),
-            Outcome::Rejected(rejection) => self.on_rejected(now, key, order, &rejection, effects),
+            Outcome::Rejected(rejection) => {
+                self.on_rejected(now, key, order, &rejection, effects);
+                if again {
+                    self.wake(now, key, None, effects);
+                }
+            }
             Outcome::NotSent(why) => {
                 self.record(
                     now,
@@ -283,8 +296,7 @@ impl Follower {
         let opens = begins_copy(&order.step);
         if passes && (!opens || tries < OPEN_TRIES_MAX) {
             if opens {
-                // Nothing is open: the ticket is as if it had never been tried.
-                self.take_back(key, &order);
+                self.take_back(key, &order, effects);
             }
             let wait = RETRY_FIRST.saturating_mul(1 << tries.min(8)).min(RETRY_MAX);
             self.retries.insert(key, Retry { at: now.node.plus(wait), tries });
@@ -292,7 +304,12 @@ impl Follower {
         }
         self.retries.remove(&key);
         if matches!(order.step, CopyStep::PlacePending { .. }) {
-            self.refuse_pending(key, &order);
+            self.refuse_pending(key, &order, effects);
+            return;
+        }
+        if class == RejectClass::Invalid && self.may_open_without_stops(key, &order.step) {
+            self.take_back(key, &order, effects);
+            self.wake(now, key, order.cause, effects);
             return;
         }
         let main = self.links.get(&key.link).and_then(|link| link.pairs.main(key.ticket)).cloned();
@@ -330,19 +347,32 @@ impl Follower {
         }
     }
 
-    /// Puts the pair back to what it was before an order that changed nothing.
-    fn take_back(&mut self, key: TicketKey, order: &OnItsWay) {
+    /// Nothing is there: the ticket is as if it had never been tried. The row that says that
+    /// the order was sent is replaced by one that says that it was not, which a later owner
+    /// does not wait for; what comes next has a higher version.
+    fn take_back(&mut self, key: TicketKey, order: &OnItsWay, effects: &mut Vec<Effect>) {
         let Some(after) = &order.after else { return };
         let Some(link) = self.links.get_mut(&key.link) else { return };
         let others = link.pairs.rows().filter(|pair| pair.id != after.id).cloned();
         let rows: Vec<Pair> = others.chain(order.before.clone()).collect();
         link.pairs = Pairs::new(rows);
+        let unsent = Pair { sent_at: None, version: after.version + 1, ..after.clone() };
+        link.versions.insert(key.ticket, unsent.version);
+        effects.push(Effect::Persist(Box::new(unsent)));
+    }
+
+    /// The broker refused an open, perhaps for a stop that the market has passed by now: it is
+    /// tried once without, and the stops are set afterwards where that is possible (case 24).
+    fn may_open_without_stops(&mut self, key: TicketKey, step: &CopyStep) -> bool {
+        let CopyStep::OpenCopy { stops, .. } = step else { return false };
+        let Some(link) = self.links.get_mut(&key.link) else { return false };
+        *stops != Stops::default() && link.without_stops.insert(key.ticket)
     }
 
     /// The broker does not take this pending order, because the market is past its price, say.
     /// Nothing waits there, and when the master's is filled, the fill is copied.
-    fn refuse_pending(&mut self, key: TicketKey, order: &OnItsWay) {
-        self.take_back(key, order);
+    fn refuse_pending(&mut self, key: TicketKey, order: &OnItsWay, effects: &mut Vec<Effect>) {
+        self.take_back(key, order, effects);
         let Some(link) = self.links.get_mut(&key.link) else { return };
         let Some(master) = self.masters.get(&link.rules.master) else { return };
         if let Some(pending) = master.snapshot.book.pendings.get(&key.ticket) {
@@ -518,9 +548,4 @@ pub(super) fn begins_copy(step: &CopyStep) -> bool {
         step,
         CopyStep::OpenCopy { .. } | CopyStep::PlacePending { .. } | CopyStep::SkipOpen { .. }
     )
-}
-
-/// The request opens or places something.
-pub fn is_opening(request: &OrderRequest) -> bool {
-    matches!(request, OrderRequest::Open { .. } | OrderRequest::Place { .. })
 }

@@ -276,6 +276,10 @@ pub(super) struct Link {
     pub(super) read_once: bool,
     /// Orders that the broker refused to place; their fills are copied instead.
     pub(super) refused_pendings: BTreeMap<MasterTicket, MasterPending>,
+    /// Opens that the broker took only without their stops, if at all.
+    pub(super) without_stops: BTreeSet<MasterTicket>,
+    /// Highest version written for a ticket whose order was taken back.
+    pub(super) versions: BTreeMap<MasterTicket, u64>,
     pub(super) rounds: u32,
     /// When the last reconciles ran; at most [`RECONCILES_PER_WINDOW`].
     pub(super) recent: VecDeque<NodeTime>,
@@ -417,6 +421,8 @@ impl Follower {
             fresh: BTreeSet::new(),
             read_once: false,
             refused_pendings: BTreeMap::new(),
+            without_stops: BTreeSet::new(),
+            versions: BTreeMap::new(),
             rounds: 0,
             recent: VecDeque::new(),
         };

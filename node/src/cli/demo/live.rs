@@ -11,7 +11,7 @@ use std::sync::LazyLock;
 use std::time::Duration;
 
 /// How often the table is drawn.
-pub const EVERY: Duration = Duration::from_millis(1000);
+pub(super) const EVERY: Duration = Duration::from_millis(1000);
 
 static BAR: LazyLock<ProgressBar> = LazyLock::new(|| {
     let bar = ProgressBar::with_draw_target(None, ProgressDrawTarget::stderr());
@@ -23,7 +23,7 @@ static BAR: LazyLock<ProgressBar> = LazyLock::new(|| {
 
 /// One line about what happens now.
 #[allow(clippy::print_stderr, reason = "progress for the person at the shell")]
-pub fn say(text: &str) {
+pub(super) fn say(text: &str) {
     if std::io::stderr().is_terminal() {
         BAR.println(format!("· {text}"));
     } else {
@@ -32,7 +32,7 @@ pub fn say(text: &str) {
 }
 
 /// The live table, on a terminal; a line now and then elsewhere.
-pub async fn show(
+pub(super) async fn show(
     db: &mut PgConnection,
     world: &World,
     at_step: usize,
@@ -59,7 +59,7 @@ pub async fn show(
 }
 
 /// The verdict as a person reads it.
-pub fn verdict_text(verdict: &Verdict, takeovers: u64, takeover_s: Option<f64>) -> String {
+pub(super) fn verdict_text(verdict: &Verdict, takeovers: u64, takeover_s: Option<f64>) -> String {
     BAR.finish_and_clear();
     let v = verdict;
     let took = takeover_s.map_or_else(String::new, |s| format!(" within {s:.1} s"));

@@ -130,6 +130,9 @@ impl World {
             .env("LOCKSTEP_NATS_URLS", self.nats.url())
             .env("LOCKSTEP_NODE_NAME", &name)
             .env("LOCKSTEP_METRICS_LISTEN", "127.0.0.1:0")
+            // The demo compresses time and not the broker's answers: orders of a whole day may
+            // be on their way at once.
+            .env("LOCKSTEP_PARALLEL_ORDERS", "128")
             // Room for everybody's followers when one node is left; claimed in small parts, so
             // that nodes which start together share.
             .env("LOCKSTEP_CAPACITY", (args.followers + 1).to_string())
