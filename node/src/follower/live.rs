@@ -30,7 +30,11 @@ impl Follower {
         }
         match self.slots.ask(key) {
             Turn::Now(attempt) => self.decide(now, key, attempt, effects),
-            Turn::AfterAnswer | Turn::AfterRoom => {}
+            Turn::AfterAnswer | Turn::AfterRoom => {
+                if let Some(cause) = self.causes.get_mut(&key) {
+                    cause.waited = true;
+                }
+            }
         }
     }
 
@@ -201,14 +205,16 @@ impl Follower {
             return effects;
         };
         order.submitted = Some(now);
-        order.own_time = order.cause.map(|cause| now.wall.since(cause.at));
+        let direct = order.cause.filter(|cause| !cause.waited);
+        order.own_time = direct.map(|cause| now.wall.since(cause.at));
         if let Some(after) = order.after.clone() {
             self.keep(after, &mut effects);
         }
         effects
     }
 
-    /// From the master's callback to the order call of an order on its way, if an event caused it.
+    /// From the master's callback to the order call of an order on its way, if an event caused it
+    /// and it did not have to wait for an answer of the broker first.
     pub fn own_time(&self, key: TicketKey) -> Option<Duration> {
         self.on_their_way.get(&key).and_then(|order| order.own_time)
     }

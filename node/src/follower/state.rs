@@ -148,6 +148,9 @@ pub struct AccountRead {
 pub struct Cause {
     /// When the master's callback ran (publisher's clock).
     pub at: Micros,
+    /// The order had to wait for an earlier answer of the broker, for its ticket or for room:
+    /// then its time is the broker's as well.
+    pub waited: bool,
 }
 
 /// What a follower wants done.
@@ -539,6 +542,7 @@ impl Follower {
                     master.snapshot.at = event.at;
                 }
                 let ticket = event.change.ticket();
+                let cause = Cause { at: event.at, waited: false };
                 let begins =
                     matches!(event.change, Change::PositionOpened(_) | Change::PendingPlaced(_));
                 let links = self.links_of(account);
@@ -551,12 +555,7 @@ impl Follower {
                     }
                     // What a plan wanted was decided from the state before this event.
                     self.planned.remove(&TicketKey { link, ticket });
-                    self.wake(
-                        now,
-                        TicketKey { link, ticket },
-                        Some(Cause { at: event.at }),
-                        effects,
-                    );
+                    self.wake(now, TicketKey { link, ticket }, Some(cause), effects);
                 }
             }
         }
