@@ -6,6 +6,8 @@
 //! Invariants:
 //! 1. At most one session runs for an account; a new tenure waits for the end of the old one.
 //! 2. A tenure is handed in only when its session ended drained.
+//! 3. A session that ended by itself while its tenure goes on (a bug) is started again after a
+//!    wait that doubles, so that one poison account does not keep the node busy (H19).
 
 use super::metrics::names;
 use super::session::{self, Control, Ended, Gained, NodeContext, Wanted};
@@ -13,9 +15,15 @@ use crate::lease::{LeaseState, TenureKey, task::LeaseCommands};
 use schemas::AccountId;
 use std::collections::BTreeMap;
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 use tokio::sync::{mpsc, watch};
 
+/// Wait before a session that ended by itself is started again; doubles up to the next constant.
+const RESTART_FIRST: Duration = Duration::from_secs(1);
+/// Longest such wait.
+const RESTART_MAX: Duration = Duration::from_secs(60);
+/// How often the manager looks whether such a wait has passed.
+const LOOK: Duration = Duration::from_secs(1);
 /// Ends of sessions that wait to be noticed; more than a node has accounts.
 const ENDS_MAX: usize = 16_384;
 
@@ -30,9 +38,10 @@ pub struct Manager {
     lease: LeaseCommands,
     links: watch::Receiver<u64>,
     running: BTreeMap<AccountId, Running>,
+    /// Tenures whose session ended by itself: the wait, and when it is over.
+    resting: BTreeMap<TenureKey, (Duration, Instant)>,
     ends: mpsc::Sender<(TenureKey, Ended)>,
     ended: mpsc::Receiver<(TenureKey, Ended)>,
-    draining: bool,
 }
 
 impl std::fmt::Debug for Manager {
@@ -49,7 +58,15 @@ impl Manager {
         links: watch::Receiver<u64>,
     ) -> Self {
         let (ends, ended) = mpsc::channel(ENDS_MAX);
-        Manager { context, lease, links, running: BTreeMap::new(), ends, ended, draining: false }
+        Manager {
+            context,
+            lease,
+            links,
+            running: BTreeMap::new(),
+            resting: BTreeMap::new(),
+            ends,
+            ended,
+        }
     }
 
     /// Follows the lease until `shutdown` is raised, then drains everything within `limit`.
@@ -67,12 +84,16 @@ impl Manager {
                 () = raised(&mut shutdown) => break,
                 Some((tenure, how)) = self.ended.recv() => self.on_ended(tenure, how).await,
                 changed = state.changed() => if changed.is_err() { break },
+                () = tokio::time::sleep(LOOK), if !self.resting.is_empty() => {}
             }
         }
         self.drain_all(limit).await;
     }
 
     fn follow(&mut self, state: &LeaseState) {
+        self.resting.retain(|key, _| {
+            state.held.get(&key.account).is_some_and(|tenure| tenure.token == key.token)
+        });
         for (account, running) in &self.running {
             let wanted = match state.held.get(account) {
                 Some(tenure) if tenure.token == running.tenure.token && tenure.enabled => {
@@ -89,6 +110,9 @@ impl Manager {
                 continue;
             }
             let key = TenureKey { account: *account, token: tenure.token };
+            if self.resting.get(&key).is_some_and(|(_, until)| Instant::now() < *until) {
+                continue;
+            }
             self.start(Gained { tenure: key, clean: tenure.clean });
         }
     }
@@ -125,14 +149,20 @@ impl Manager {
         };
         metrics::counter!(names::TENURES_ENDED, "how" => word).increment(1);
         tracing::info!(account = %tenure.account, token = %tenure.token, how = word, "tenure ends");
-        self.running.remove(&tenure.account);
+        let wanted = self.running.remove(&tenure.account).map(|running| *running.wanted.borrow());
+        if how == Ended::NotDrained && wanted == Some(Wanted::Run) {
+            let last = self.resting.get(&tenure).map_or(RESTART_FIRST, |(wait, _)| *wait * 2);
+            let wait = last.min(RESTART_MAX);
+            self.resting.insert(tenure, (wait, Instant::now() + wait));
+        } else {
+            self.resting.remove(&tenure);
+        }
         if how == Ended::Drained && self.lease.release(tenure, Duration::ZERO).await.is_err() {
             tracing::warn!(account = %tenure.account, "lease loop has ended, account is left to expire");
         }
     }
 
     async fn drain_all(&mut self, limit: Duration) {
-        self.draining = true;
         self.running.values().for_each(|running| running.set(Wanted::Drain));
         let all = async {
             while !self.running.is_empty() {
