@@ -1,6 +1,6 @@
 //! Metrics of accounts, followers and broker calls: one table, and the names for recording.
 
-use crate::metrics::{Metric, MetricKind};
+use crate::metrics::Metric;
 use metrics::Unit;
 
 /// Names of the metrics, for the places that record them.
@@ -35,53 +35,57 @@ pub mod names {
     pub const TENURES_ENDED: &str = "lockstep_tenures_ended_total";
 }
 
-const fn counter(
-    name: &'static str,
-    labels: &'static [&'static str],
-    help: &'static str,
-) -> Metric {
-    Metric { name, kind: MetricKind::Counter, unit: Some(Unit::Count), labels, help, buckets: &[] }
-}
-
 /// What accounts export.
 pub const METRICS: &[Metric] = &[
-    Metric {
-        name: names::SESSIONS_OPEN,
-        kind: MetricKind::Gauge,
-        unit: Some(Unit::Count),
-        labels: &[],
-        help: "Sessions of this node that are open and synced at their brokers.",
-        buckets: &[],
-    },
-    counter(
+    Metric::gauge(
+        names::SESSIONS_OPEN,
+        Unit::Count,
+        &[],
+        "Sessions of this node that are open and synced at their brokers.",
+    ),
+    Metric::counter(
         names::SESSION_OPEN_FAILURES,
         &[],
         "Times that a session at a broker could not be opened; each is tried again.",
     ),
-    counter(names::BROKER_CALLS_STARTED, &["action"], "Orders handed to brokers."),
-    counter(names::BROKER_CALLS_FINISHED, &["outcome"], "Orders answered, or given up as unknown."),
-    Metric {
-        name: names::OWN_TIME,
-        kind: MetricKind::Histogram,
-        unit: Some(Unit::Seconds),
-        labels: &["platform", "action"],
-        help: "From the master's callback to the instruction before the follower's order call.",
-        buckets: &[
+    Metric::counter(names::BROKER_CALLS_STARTED, &["action"], "Orders handed to brokers."),
+    Metric::counter(
+        names::BROKER_CALLS_FINISHED,
+        &["outcome"],
+        "Orders answered, or given up as unknown.",
+    ),
+    Metric::seconds(
+        names::OWN_TIME,
+        &["platform", "action"],
+        "From the master's callback to the instruction before the follower's order call.",
+        &[
             0.0001, 0.000_25, 0.0005, 0.001, 0.002, 0.003, 0.005, 0.0075, 0.01, 0.02, 0.05, 0.1,
             0.25, 0.5, 1.0,
         ],
-    },
-    counter(names::COPIES, &["action", "outcome"], "What was done for followers, by how it ended."),
-    counter(names::SKIPS, &["reason"], "Trades that were decided not to be copied."),
-    counter(names::RECONCILES, &["reason"], "Plans made from complete reads."),
-    counter(names::RECONCILE_ACTIONS, &["action"], "Steps that plans decided."),
-    counter(names::RECONCILE_HELD, &[], "Plans held for a second, fresh read."),
-    counter(
+    ),
+    Metric::counter(
+        names::COPIES,
+        &["action", "outcome"],
+        "What was done for followers, by how it ended.",
+    ),
+    Metric::counter(names::SKIPS, &["reason"], "Trades that were decided not to be copied."),
+    Metric::counter(names::RECONCILES, &["reason"], "Plans made from complete reads."),
+    Metric::counter(names::RECONCILE_ACTIONS, &["action"], "Steps that plans decided."),
+    Metric::counter(names::RECONCILE_HELD, &[], "Plans held for a second, fresh read."),
+    Metric::counter(
         names::RECONCILE_RESTLESS,
         &[],
         "Times that the plans of a link did not come to rest within six rounds.",
     ),
-    counter(names::DUPLICATES_FOUND, &[], "Second copies of one trade that were found and closed."),
-    counter(names::TENURES, &["kind"], "Accounts taken over: free ones, and from a lost owner."),
-    counter(names::TENURES_ENDED, &["how"], "Tenures that ended, by how."),
+    Metric::counter(
+        names::DUPLICATES_FOUND,
+        &[],
+        "Second copies of one trade that were found and closed.",
+    ),
+    Metric::counter(
+        names::TENURES,
+        &["kind"],
+        "Accounts taken over: free ones, and from a lost owner.",
+    ),
+    Metric::counter(names::TENURES_ENDED, &["how"], "Tenures that ended, by how."),
 ];

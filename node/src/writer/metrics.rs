@@ -1,7 +1,7 @@
 //! Metrics of the writer: one table, and the calls that record them.
 
 use super::rows::RowKind;
-use crate::metrics::{Metric, MetricKind};
+use crate::metrics::Metric;
 use metrics::Unit;
 use std::time::Duration;
 
@@ -22,62 +22,39 @@ pub const DEPLOYMENT_FAULT: &str = "lockstep_writer_deployment_fault";
 
 /// What the writer exports.
 pub const METRICS: &[Metric] = &[
-    Metric {
-        name: BACKLOG,
-        kind: MetricKind::Gauge,
-        unit: Some(Unit::Count),
-        labels: &["kind"],
-        help: "Rows that wait to be written, after the last round.",
-        buckets: &[],
-    },
-    Metric {
-        name: ROWS,
-        kind: MetricKind::Counter,
-        unit: Some(Unit::Count),
-        labels: &["kind", "outcome"],
-        help: "Rows that left the writer, by what became of them.",
-        buckets: &[],
-    },
-    Metric {
-        name: ROW_WAIT,
-        kind: MetricKind::Histogram,
-        unit: Some(Unit::Seconds),
-        labels: &["kind"],
-        help: "From the oldest change that a row stands for to the database's answer.",
-        buckets: &[0.01, 0.025, 0.05, 0.1, 0.15, 0.25, 0.5, 1.0, 2.5, 10.0, 60.0, 600.0],
-    },
-    Metric {
-        name: STATEMENTS_STARTED,
-        kind: MetricKind::Counter,
-        unit: Some(Unit::Count),
-        labels: &["kind"],
-        help: "Statements that the writer sent.",
-        buckets: &[],
-    },
-    Metric {
-        name: STATEMENTS_FINISHED,
-        kind: MetricKind::Counter,
-        unit: Some(Unit::Count),
-        labels: &["kind", "outcome"],
-        help: "Statements that ended, by what the writer did next.",
-        buckets: &[],
-    },
-    Metric {
-        name: STATEMENT,
-        kind: MetricKind::Histogram,
-        unit: Some(Unit::Seconds),
-        labels: &["kind"],
-        help: "Length of a statement, connecting included.",
-        buckets: &[0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.5, 1.0, 5.0],
-    },
-    Metric {
-        name: DEPLOYMENT_FAULT,
-        kind: MetricKind::Gauge,
-        unit: None,
-        labels: &[],
-        help: "1 while the database refuses every row for a missing table, column or right.",
-        buckets: &[],
-    },
+    Metric::gauge(
+        BACKLOG,
+        Unit::Count,
+        &["kind"],
+        "Rows that wait to be written, after the last round.",
+    ),
+    Metric::counter(
+        ROWS,
+        &["kind", "outcome"],
+        "Rows that left the writer, by what became of them.",
+    ),
+    Metric::seconds(
+        ROW_WAIT,
+        &["kind"],
+        "From the oldest change that a row stands for to the database's answer.",
+        &[0.01, 0.025, 0.05, 0.1, 0.15, 0.25, 0.5, 1.0, 2.5, 10.0, 60.0, 600.0],
+    ),
+    Metric::counter(STATEMENTS_STARTED, &["kind"], "Statements that the writer sent."),
+    Metric::counter(
+        STATEMENTS_FINISHED,
+        &["kind", "outcome"],
+        "Statements that ended, by what the writer did next.",
+    ),
+    Metric::seconds(
+        STATEMENT,
+        &["kind"],
+        "Length of a statement, connecting included.",
+        &[0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.5, 1.0, 5.0],
+    ),
+    Metric::flag(
+        DEPLOYMENT_FAULT,
+        "1 while the database refuses every row for a missing table, column or right.",
+    ),
 ];
 
 /// What became of a row; the values of the label `outcome` of [`ROWS`].

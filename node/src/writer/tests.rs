@@ -290,18 +290,6 @@ fn row_that_is_held_waits_longer_each_time_and_the_others_do_not() {
     assert_eq!((waits[0], waits[7]), (RETRY_FIRST, RETRY_MAX));
 }
 
-#[test]
-fn each_metric_is_in_the_table_once_and_follows_the_rules() {
-    let names: std::collections::BTreeSet<_> = metrics::METRICS.iter().map(|m| m.name).collect();
-    assert_eq!(names.len(), metrics::METRICS.len());
-    for metric in metrics::METRICS {
-        use crate::metrics::MetricKind;
-        assert!(metric.name.starts_with("lockstep_writer_"), "{}", metric.name);
-        assert_eq!(metric.name.ends_with("_total"), metric.kind == MetricKind::Counter);
-        assert_eq!(metric.buckets.is_empty(), metric.kind != MetricKind::Histogram);
-    }
-}
-
 #[tokio::test(start_paused = true)]
 async fn row_is_written_within_a_tenth_of_a_second() {
     let database = database();
