@@ -5,6 +5,7 @@
 
 use crate::{account, metrics as node_metrics, writer};
 use bus::metrics::{Metric, MetricKind};
+use metrics::Unit;
 use metrics_exporter_prometheus::{BuildError, Matcher, PrometheusBuilder};
 use std::net::SocketAddr;
 use tokio::runtime::Handle;
@@ -45,25 +46,67 @@ pub fn install(listen: SocketAddr, slow: &Handle) -> Result<(), BuildError> {
 }
 
 /// Unit and help of every metric; counters without labels are there at 0 from the start.
+///
+/// The text format has no units: the name says the unit, which a test holds them to.
 fn describe() {
     for metric in tables() {
+        let unit = metric.unit.unwrap_or(Unit::Count);
         match metric.kind {
             MetricKind::Counter => {
-                metrics::describe_counter!(metric.name, metrics::Unit::Count, metric.help);
+                metrics::describe_counter!(metric.name, unit, metric.help);
                 if metric.labels.is_empty() {
                     metrics::counter!(metric.name).increment(0);
                 }
             }
-            MetricKind::Gauge => match metric.unit {
-                Some(unit) => metrics::describe_gauge!(metric.name, unit, metric.help),
-                None => metrics::describe_gauge!(metric.name, metric.help),
-            },
-            MetricKind::Histogram => {
-                metrics::describe_histogram!(metric.name, metrics::Unit::Seconds, metric.help);
-            }
+            MetricKind::Gauge => metrics::describe_gauge!(metric.name, unit, metric.help),
+            MetricKind::Histogram => metrics::describe_histogram!(metric.name, unit, metric.help),
         }
     }
 }
+
+/// The page `METRICS.md`: every metric of [`tables`], for people.
+pub fn page() -> String {
+    let mut page = String::from(PAGE_HEAD);
+    for metric in tables() {
+        let kind = match metric.kind {
+            MetricKind::Counter => "counter",
+            MetricKind::Gauge => "gauge",
+            MetricKind::Histogram => "histogram",
+        };
+        let unit = match metric.unit {
+            Some(Unit::Seconds) => "s",
+            Some(_) => "count",
+            None => "1 or 0",
+        };
+        let labels: Vec<String> = metric.labels.iter().map(|label| format!("`{label}`")).collect();
+        let buckets: Vec<String> = metric.buckets.iter().map(f64::to_string).collect();
+        let buckets = match buckets.is_empty() {
+            true => String::new(),
+            false => format!(" Buckets: {}.", buckets.join(", ")),
+        };
+        page.push_str(&format!(
+            "| `{}` | {kind} | {unit} | {} | {}{buckets} |\n",
+            metric.name,
+            labels.join(", "),
+            metric.help
+        ));
+    }
+    page
+}
+
+/// What stands before the table of [`page`].
+const PAGE_HEAD: &str = "\
+# Metrics of a node
+
+Made from the metric tables in the code; do not edit.
+Write it anew with `LOCKSTEP_BLESS=1 cargo test -p lockstep --lib exporter`.
+
+A node serves these at `/metrics` on `LOCKSTEP_METRICS_LISTEN`. Counters without labels are there
+at 0 from the start; a series with labels is there from the first time it is counted.
+
+| metric | kind | unit | labels | meaning |
+|---|---|---|---|---|
+";
 
 #[cfg(test)]
 mod tests {
@@ -79,7 +122,10 @@ mod tests {
             assert!(seen.insert(name), "{name} is there twice");
             assert_eq!(name.ends_with("_total"), metric.kind == MetricKind::Counter, "{name}");
             assert_eq!(metric.buckets.is_empty(), metric.kind != MetricKind::Histogram, "{name}");
-            assert!(metric.buckets.is_sorted() && metric.help.ends_with('.'), "{name}");
+            assert!(metric.buckets.is_sorted(), "{name}: {:?}", metric.buckets);
+            assert!(metric.help.ends_with('.'), "{name}: {}", metric.help);
+            let is_seconds = name.ends_with("_seconds");
+            assert_eq!(is_seconds, metric.unit == Some(Unit::Seconds), "{name}: {:?}", metric.unit);
             for label in metric.labels {
                 assert!(
                     !["account", "link", "ticket", "symbol"].contains(label),
@@ -87,5 +133,14 @@ mod tests {
                 );
             }
         }
+    }
+    #[test]
+    fn the_page_of_metrics_is_the_one_that_the_tables_make() {
+        let path = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("METRICS.md");
+        if std::env::var_os("LOCKSTEP_BLESS").is_some() {
+            std::fs::write(&path, page()).unwrap();
+        }
+        let written = std::fs::read_to_string(&path).unwrap();
+        assert!(written == page(), "{} is not up to date; see its head", path.display());
     }
 }
