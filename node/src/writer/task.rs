@@ -231,9 +231,7 @@ impl WriterTask {
         if self.failures > 0 {
             tracing::info!(failures = self.failures, "database takes rows again");
         }
-        if self.has_deployment_fault {
-            metrics::deployment_fault(false);
-        }
+        metrics::deployment_fault(false);
         self.failures = 0;
         self.has_deployment_fault = false;
     }
