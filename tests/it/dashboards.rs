@@ -1,0 +1,329 @@
+//! The dashboards in `grafana/` against the metric tables, and against a real Prometheus.
+//!
+//! Decides: whether every panel says what it shows, and whether each of its queries answers.
+//! In: `grafana/`, `lockstep::exporter::tables()`, two real nodes, a Prometheus if there is one.
+//!
+//! Invariants:
+//! 1. A query names only metrics and labels that a table has; every metric is on some panel.
+//! 2. Every query answers at a Prometheus that scrapes two nodes, with a finite value, unless its
+//!    metric is listed in [`MAY_BE_EMPTY`] with the reason.
+//!
+//! Not covered: Grafana itself. How a panel looks has not been seen by a test.
+
+mod expr;
+mod fleet;
+mod prometheus;
+
+use bus::metrics::{Metric, MetricKind};
+use expr::Expr;
+use fleet::Fleet;
+use prometheus::Prometheus;
+use serde_json::Value;
+use std::collections::{BTreeMap, BTreeSet};
+use std::path::PathBuf;
+use std::time::{Duration, Instant};
+
+/// Metrics without a series under the load of the test, and why.
+const MAY_BE_EMPTY: &[(&str, &str)] = &[
+    ("lockstep_lease_database_steps_total", "the database's clock does not step"),
+    ("lockstep_gate_dropped_total", "no order is on its way at the moment a lease is lost"),
+    ("lockstep_gate_revocations_total", "the machine may or may not stall long enough"),
+    ("lockstep_bus_messages_dropped_total", "every message is used"),
+    ("lockstep_bus_epochs_raised_total", "the bus stays connected"),
+    ("lockstep_bus_snapshots_wanted_total", "no follower needs a fresh snapshot of its own"),
+];
+
+/// Labels that Prometheus adds.
+const TARGET_LABELS: &[&str] = &["instance", "job"];
+/// Metrics that Prometheus adds.
+const TARGET_METRICS: &[&str] = &["up"];
+
+/// How long the queries may take to answer after the last trade: some scrapes.
+const ANSWER_LIMIT: Duration = Duration::from_secs(60);
+/// Pause between two rounds of queries: one scrape.
+const ANSWER_PAUSE: Duration = Duration::from_secs(1);
+
+struct Dashboard {
+    file: String,
+    json: Value,
+}
+
+struct Query<'a> {
+    panel: &'a str,
+    legend: &'a str,
+    text: &'a str,
+}
+
+fn folder() -> PathBuf {
+    PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("../grafana")
+}
+
+fn dashboards() -> Vec<Dashboard> {
+    let mut found = Vec::new();
+    for entry in std::fs::read_dir(folder().join("dashboards")).unwrap() {
+        let path = entry.unwrap().path();
+        let file = path.file_name().unwrap().to_string_lossy().into_owned();
+        assert!(file.ends_with(".json"), "{file} is no dashboard");
+        let text = std::fs::read_to_string(&path).unwrap();
+        let json = serde_json::from_str(&text).unwrap_or_else(|error| panic!("{file}: {error}"));
+        found.push(Dashboard { file, json });
+    }
+    assert!(!found.is_empty(), "there are no dashboards");
+    found
+}
+
+impl Dashboard {
+    /// Every panel that shows something, those inside collapsed rows included.
+    fn panels(&self) -> Vec<&Value> {
+        let mut found = Vec::new();
+        let mut open: Vec<&Value> = self.json["panels"].as_array().unwrap().iter().collect();
+        while let Some(panel) = open.pop() {
+            open.extend(panel["panels"].as_array().into_iter().flatten());
+            if panel["type"] != "row" {
+                found.push(panel);
+            }
+        }
+        found
+    }
+
+    fn queries(&self) -> Vec<Query<'_>> {
+        self.panels()
+            .into_iter()
+            .flat_map(|panel| {
+                let panel_title = text(panel, "title");
+                panel["targets"].as_array().unwrap().iter().map(move |target| Query {
+                    panel: panel_title,
+                    legend: text(target, "legendFormat"),
+                    text: text(target, "expr"),
+                })
+            })
+            .collect()
+    }
+}
+
+/// A text that has to be there and say something.
+fn text<'a>(of: &'a Value, field: &str) -> &'a str {
+    let found = of[field].as_str().unwrap_or_default();
+    assert!(!found.trim().is_empty(), "{field} is missing in {of}");
+    found
+}
+
+/// Names as they are exported, with the table's row.
+fn exported() -> BTreeMap<String, Metric> {
+    let mut names = BTreeMap::new();
+    for metric in lockstep::exporter::tables() {
+        if metric.kind == MetricKind::Histogram {
+            for suffix in ["_bucket", "_sum", "_count"] {
+                names.insert(format!("{}{suffix}", metric.name), metric);
+            }
+        } else {
+            names.insert(metric.name.to_owned(), metric);
+        }
+    }
+    names
+}
+
+#[test]
+fn every_panel_says_what_it_shows_in_which_unit_and_from_where() {
+    let mut uids = BTreeSet::new();
+    for dashboard in dashboards() {
+        let file = &dashboard.file;
+        text(&dashboard.json, "title");
+        text(&dashboard.json, "description");
+        assert!(uids.insert(text(&dashboard.json, "uid").to_owned()), "{file}: uid is there twice");
+        let variables = dashboard.json["templating"]["list"].as_array().unwrap();
+        let source = variables.iter().find(|v| v["name"] == "datasource").unwrap();
+        assert_eq!(
+            (&source["type"], &source["query"]),
+            (&"datasource".into(), &"prometheus".into())
+        );
+        let mut ids = BTreeSet::new();
+        let mut titles = BTreeSet::new();
+        for row in dashboard.json["panels"].as_array().unwrap() {
+            assert!(ids.insert(row["id"].as_u64().unwrap()), "{file}: id {} twice", row["id"]);
+        }
+        for panel in dashboard.panels() {
+            let title = text(panel, "title");
+            assert!(titles.insert(title), "{file}: {title} is there twice");
+            assert!(text(panel, "description").ends_with('.'), "{file}: {title}: description");
+            text(&panel["fieldConfig"]["defaults"], "unit");
+            text(panel, "interval");
+            assert_eq!(panel["datasource"]["uid"], "${datasource}", "{file}: {title}");
+            let steps = panel["fieldConfig"]["defaults"]["thresholds"]["steps"].as_array().unwrap();
+            let values: Vec<f64> =
+                steps.iter().skip(1).map(|s| s["value"].as_f64().unwrap()).collect();
+            assert!(
+                steps[0]["value"].is_null() && values.is_sorted(),
+                "{file}: {title}: {steps:?}"
+            );
+            let mut refs = BTreeSet::new();
+            for target in panel["targets"].as_array().unwrap() {
+                assert!(refs.insert(text(target, "refId")), "{file}: {title}: refId twice");
+                assert_eq!(target["datasource"]["uid"], "${datasource}", "{file}: {title}");
+            }
+            assert!(!refs.is_empty(), "{file}: {title}: no query");
+        }
+    }
+}
+
+#[test]
+fn queries_name_only_metrics_and_labels_that_a_table_has() {
+    let exported = exported();
+    for dashboard in dashboards() {
+        for query in dashboard.queries() {
+            let place = format!("{}: {}: {}", dashboard.file, query.panel, query.text);
+            let expr = Expr::read(query.text).unwrap_or_else(|error| panic!("{place}: {error}"));
+            assert!(!expr.metrics.is_empty(), "{place}: no metric");
+            let mut labels: BTreeSet<&str> = TARGET_LABELS.iter().copied().collect();
+            for name in &expr.metrics {
+                if TARGET_METRICS.contains(&name.as_str()) {
+                    continue;
+                }
+                let metric =
+                    exported.get(name).unwrap_or_else(|| panic!("{place}: {name} is in no table"));
+                labels.extend(metric.labels);
+                if name.ends_with("_bucket") {
+                    labels.insert("le");
+                }
+                let is_level = metric.kind == MetricKind::Gauge;
+                assert!(!is_level || expr.ranges == 0, "{place}: the rate of a level");
+            }
+            for label in &expr.labels {
+                assert!(labels.contains(label.as_str()), "{place}: no label {label}");
+            }
+            for label in expr::placeholders(query.legend) {
+                assert!(expr.grouped_by.contains(label), "{place}: legend names {label}");
+            }
+            for range in &expr.range_texts {
+                assert_eq!(range, "$__rate_interval", "{place}");
+            }
+        }
+    }
+}
+
+#[test]
+fn every_metric_is_on_a_panel() {
+    let dashboards = dashboards();
+    let shown: BTreeSet<String> = dashboards
+        .iter()
+        .flat_map(Dashboard::queries)
+        .flat_map(|query| Expr::read(query.text).unwrap().metrics)
+        .collect();
+    for (name, reason) in MAY_BE_EMPTY {
+        assert!(shown.contains(*name), "{name} is on no panel, so it is not listed: {reason}");
+    }
+    for metric in lockstep::exporter::tables() {
+        let bucket = format!("{}_bucket", metric.name);
+        assert!(
+            shown.contains(metric.name) || shown.contains(&bucket),
+            "{} is shown nowhere",
+            metric.name
+        );
+    }
+}
+
+#[test]
+fn the_readme_says_of_every_panel_what_to_do() {
+    let readme = std::fs::read_to_string(folder().join("README.md")).unwrap();
+    let rows: BTreeMap<&str, Vec<&str>> = readme
+        .lines()
+        .filter_map(|line| line.strip_prefix("| "))
+        .map(|line| line.trim_end_matches('|').split('|').map(str::trim).collect::<Vec<_>>())
+        .filter(|cells| cells.len() == 4)
+        .map(|cells| (cells[0], cells))
+        .collect();
+    let mut titles = BTreeSet::from(["panel"]);
+    let dashboards = dashboards();
+    for query in dashboards.iter().flat_map(Dashboard::queries) {
+        titles.insert(query.panel);
+        let row = rows.get(query.panel).unwrap_or_else(|| panic!("no row for {}", query.panel));
+        for name in Expr::read(query.text).unwrap().metrics {
+            let named = row[1].split('`').any(|word| !word.is_empty() && name.ends_with(word));
+            assert!(named, "{}: {name} is not named", query.panel);
+        }
+        assert!(row.iter().all(|cell| !cell.is_empty()), "{}: {row:?}", query.panel);
+    }
+    for row in rows.keys().filter(|row| !row.starts_with("---")) {
+        assert!(titles.contains(row), "the README names {row}, which is no panel");
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn every_query_answers_at_a_prometheus_that_scrapes_two_real_nodes() {
+    let Some(program) = prometheus::find("prometheus", "LOCKSTEP_PROMETHEUS") else {
+        prometheus::say(
+            "SKIPPED: dashboards against a real Prometheus: there is none; apt-get install \
+             prometheus (Debian, Ubuntu), or set LOCKSTEP_PROMETHEUS to the program",
+        );
+        return;
+    };
+    let mut fleet = Fleet::start().await;
+    let prometheus = Prometheus::start(&program, &fleet.metrics_addresses()).await;
+    fleet.trade_through_a_kill().await;
+
+    let dashboards = dashboards();
+    let queries: Vec<Query<'_>> = dashboards.iter().flat_map(Dashboard::queries).collect();
+    let deadline = Instant::now() + ANSWER_LIMIT;
+    loop {
+        let missing = unanswered(&prometheus, &queries).await;
+        if missing.is_empty() {
+            break;
+        }
+        assert!(Instant::now() < deadline, "no value for:\n{}", missing.join("\n"));
+        tokio::time::sleep(ANSWER_PAUSE).await;
+    }
+    let owned = prometheus.series("sum by (instance) (lockstep_lease_owned_accounts)").await;
+    assert_eq!(owned.unwrap().len(), 2, "both nodes are scraped");
+
+    for address in fleet.metrics_addresses() {
+        let page = prometheus::get(address, "/metrics").await.unwrap();
+        assert_metrics_page(&page);
+        prometheus::promtool(&["check", "metrics"], &page).await;
+    }
+    let example = folder().join("prometheus.yml");
+    prometheus::promtool(&["check", "config", example.to_str().unwrap()], "").await;
+    fleet.stop().await;
+}
+
+/// The queries that have no finite value in any series; a query that fails ends the test.
+async fn unanswered(prometheus: &Prometheus, queries: &[Query<'_>]) -> Vec<String> {
+    let mut missing = Vec::new();
+    for query in queries {
+        let answer = prometheus.series(&expr::with_variables(query.text)).await;
+        let series =
+            answer.unwrap_or_else(|error| panic!("{}: {}: {error}", query.panel, query.text));
+        let may_be_empty = Expr::read(query.text)
+            .unwrap()
+            .metrics
+            .iter()
+            .any(|name| MAY_BE_EMPTY.iter().any(|(listed, _)| name.starts_with(listed)));
+        if !may_be_empty && !series.iter().any(|values| values.iter().any(|v| v.is_finite())) {
+            missing.push(format!("{}: {} ({} series)", query.panel, query.text, series.len()));
+        }
+    }
+    missing
+}
+
+/// Help and kind of every metric that is there, and counters without labels there from the start.
+fn assert_metrics_page(page: &str) {
+    let exported = exported();
+    for line in page.lines().filter(|line| !line.starts_with('#') && !line.is_empty()) {
+        let name = line.split(['{', ' ']).next().unwrap();
+        let metric = exported.get(name).unwrap_or_else(|| panic!("{name} is in no table"));
+        assert!(
+            page.contains(&format!("# HELP {} {}\n", metric.name, metric.help)),
+            "{name}: help"
+        );
+        let kind = match metric.kind {
+            MetricKind::Counter => "counter",
+            MetricKind::Gauge => "gauge",
+            MetricKind::Histogram => "histogram",
+        };
+        assert!(page.contains(&format!("# TYPE {} {kind}\n", metric.name)), "{name}: {kind}");
+    }
+    for metric in lockstep::exporter::tables() {
+        if metric.kind == MetricKind::Counter && metric.labels.is_empty() {
+            assert!(page.contains(&format!("\n{} ", metric.name)), "{} is not there", metric.name);
+        }
+    }
+}

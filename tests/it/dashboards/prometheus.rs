@@ -1,0 +1,152 @@
+//! A real Prometheus as a child, and what is asked of it.
+
+use devstack::{ManagedProcess, ProcessSpec, StopSignal};
+use serde_json::Value;
+use std::io::Write;
+use std::net::SocketAddr;
+use std::path::{Path, PathBuf};
+use std::process::Stdio;
+use std::time::Duration;
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::net::TcpStream;
+
+/// How long it may take to listen.
+const START_LIMIT: Duration = Duration::from_secs(30);
+/// How long one answer may take.
+const ANSWER_LIMIT: Duration = Duration::from_secs(10);
+/// The window of a query: longer than the test.
+const WINDOW_S: i64 = 600;
+
+/// A Prometheus that scrapes the nodes every second.
+pub(super) struct Prometheus {
+    address: SocketAddr,
+    _process: ManagedProcess,
+    _folder: tempfile::TempDir,
+}
+
+/// The program that `variable` names, or the one on PATH.
+pub(super) fn find(name: &str, variable: &str) -> Option<PathBuf> {
+    if let Some(named) = std::env::var_os(variable) {
+        let program = PathBuf::from(named);
+        assert!(program.is_file(), "{variable}: there is no file {}", program.display());
+        return Some(program);
+    }
+    let path = std::env::var_os("PATH")?;
+    std::env::split_paths(&path).map(|folder| folder.join(name)).find(|file| file.is_file())
+}
+
+/// A line that the test runner does not swallow.
+pub(super) fn say(line: &str) {
+    // Who closed stderr does not want to hear it.
+    let _nobody_listens = writeln!(std::io::stderr(), "{line}");
+}
+
+/// A port nobody listens on; another program may take it before its user does.
+pub(super) fn free_address() -> SocketAddr {
+    std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap()
+}
+
+impl Prometheus {
+    /// Starts it with the example's job, these targets and a short interval.
+    pub(super) async fn start(program: &Path, targets: &[SocketAddr]) -> Prometheus {
+        let folder = tempfile::tempdir().unwrap();
+        let targets: Vec<String> = targets.iter().map(|target| format!("'{target}'")).collect();
+        let config = format!(
+            "global: {{scrape_interval: 1s, scrape_timeout: 1s}}\n\
+             scrape_configs:\n- job_name: lockstep\n  static_configs:\n  - targets: [{}]\n",
+            targets.join(", ")
+        );
+        let file = folder.path().join("prometheus.yml");
+        std::fs::write(&file, config).unwrap();
+        let address = free_address();
+        let process = ProcessSpec::new("prometheus", program)
+            .arg(format!("--config.file={}", file.display()))
+            .arg(format!("--storage.tsdb.path={}", folder.path().join("data").display()))
+            .arg(format!("--web.listen-address={address}"))
+            .stop_signal(StopSignal::Term)
+            .start()
+            .unwrap();
+        process.wait_for_port(address, START_LIMIT).await.unwrap();
+        Prometheus { address, _process: process, _folder: folder }
+    }
+
+    /// The values of each series that a query has in the last minutes.
+    ///
+    /// Errors: what Prometheus said, or what it did not.
+    pub(super) async fn series(&self, query: &str) -> Result<Vec<Vec<f64>>, String> {
+        let now_s = lockstep::clock::NodeClock::system().wall().0 / 1_000_000;
+        let page = format!(
+            "/api/v1/query_range?query={}&start={}&end={now_s}&step=1",
+            percent_encoded(query),
+            now_s - WINDOW_S
+        );
+        let body = get(self.address, &page).await?;
+        let answer: Value = serde_json::from_str(&body).map_err(|e| format!("{e}: {body}"))?;
+        if answer["status"] != "success" {
+            return Err(body);
+        }
+        let result = answer["data"]["result"].as_array().ok_or_else(|| body.clone())?;
+        result
+            .iter()
+            .map(|series| {
+                let values = series["values"].as_array().ok_or_else(|| body.clone())?;
+                values
+                    .iter()
+                    .map(|pair| pair[1].as_str().and_then(|v| v.parse().ok()))
+                    .collect::<Option<Vec<f64>>>()
+                    .ok_or_else(|| format!("values that are no numbers: {series}"))
+            })
+            .collect()
+    }
+}
+
+fn percent_encoded(text: &str) -> String {
+    text.bytes()
+        .map(|byte| match byte {
+            b'a'..=b'z' | b'A'..=b'Z' | b'0'..=b'9' | b'_' | b'-' | b'.' => {
+                char::from(byte).to_string()
+            }
+            _ => format!("%{byte:02X}"),
+        })
+        .collect()
+}
+
+/// The body of a page, whatever its status.
+pub(super) async fn get(address: SocketAddr, page: &str) -> Result<String, String> {
+    let exchange = async {
+        let mut stream = TcpStream::connect(address).await?;
+        // HTTP/1.0: the answer comes in one piece and ends with the connection.
+        let request = format!("GET {page} HTTP/1.0\r\nHost: {address}\r\n\r\n");
+        stream.write_all(request.as_bytes()).await?;
+        let mut answer = String::new();
+        stream.read_to_string(&mut answer).await?;
+        Ok::<_, std::io::Error>(answer)
+    };
+    let answer = tokio::time::timeout(ANSWER_LIMIT, exchange)
+        .await
+        .map_err(|_| format!("{address}{page}: no answer within {ANSWER_LIMIT:?}"))?
+        .map_err(|error| format!("{address}{page}: {error}"))?;
+    let (_, body) = answer.split_once("\r\n\r\n").ok_or_else(|| format!("no HTTP: {answer}"))?;
+    Ok(body.to_owned())
+}
+
+/// Prometheus' own lint of a metrics page (`check metrics`) or another text, if its tool is there.
+pub(super) async fn promtool(args: &[&str], input: &str) {
+    let Some(program) = find("promtool", "LOCKSTEP_PROMTOOL") else {
+        say("SKIPPED: promtool: there is none; it comes with prometheus");
+        return;
+    };
+    let mut promtool = tokio::process::Command::new(program)
+        .args(args)
+        .stdin(Stdio::piped())
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped())
+        .kill_on_drop(true)
+        .spawn()
+        .unwrap();
+    promtool.stdin.take().unwrap().write_all(input.as_bytes()).await.unwrap();
+    let ended = tokio::time::timeout(ANSWER_LIMIT, promtool.wait_with_output()).await;
+    let ended = ended.expect("promtool ends in time").unwrap();
+    let said = [ended.stdout, ended.stderr].map(|text| String::from_utf8_lossy(&text).into_owned());
+    assert!(ended.status.success(), "promtool {args:?}: {}\n{input}", said.concat());
+}

@@ -1,0 +1,3 @@
+//! Integration tests of Lockstep with real servers, in one program.
+
+mod dashboards;
