@@ -10,6 +10,8 @@
 //!
 //! Not covered: Grafana itself. How a panel looks has not been seen by a test.
 
+#![allow(clippy::unwrap_used, reason = "all of this is a test")]
+
 mod expr;
 mod fleet;
 mod prometheus;
