@@ -34,8 +34,7 @@ pub fn install(listen: SocketAddr, slow: &Handle) -> Result<(), BuildError> {
     }
     let _entered = slow.enter();
     let (recorder, exporter) = builder.build()?;
-    metrics::set_global_recorder(recorder)
-        .map_err(|error| BuildError::FailedToSetGlobalRecorder(error))?;
+    metrics::set_global_recorder(recorder).map_err(BuildError::FailedToSetGlobalRecorder)?;
     slow.spawn(async move {
         if exporter.await.is_err() {
             tracing::error!("the metrics listener has ended");
