@@ -2,15 +2,19 @@
 
 use super::queue::{Attempt, TicketKey, Turn};
 use super::state::{
-    Cause, Effect, Follower, Now, OPEN_TRIES_MAX, OnItsWay, RETRY_FIRST, RETRY_MAX, Reason, Record,
-    RecordOutcome, Retry,
+    Cause, Effect, Follower, Link, Now, OPEN_TRIES_MAX, OnItsWay, Planned, RETRY_FIRST, RETRY_MAX,
+    Reason, Record, RecordOutcome, Retry, TakenBack, UNRESOLVED_LOOK,
 };
 use crate::broker::{Outcome, SessionEvent};
+use crate::clock::NodeTime;
 use reconcile::{
-    CopyAction, CopyStep, CopyView, EndedHow, FoundBy, Market, MasterView, Pair, Pairs, Stops,
-    TicketInput, plan_ticket, tag,
+    CopyAction, CopyStep, CopyView, EndedHow, FoundBy, Market, MasterView, Pair, PairState, Pairs,
+    Stops, TicketInput, plan_ticket, tag,
 };
-use schemas::{BrokerPosition, FollowerTicket, OrderDone, RejectClass, Rejection};
+use schemas::{
+    BrokerPending, BrokerPosition, FollowerTicket, Lots, MasterPending, Micros, OrderDone,
+    RejectClass, Rejection, Side, Symbol,
+};
 use std::time::Duration;
 
 impl Follower {
@@ -22,20 +26,28 @@ impl Follower {
         cause: Option<Cause>,
         effects: &mut Vec<Effect>,
     ) {
-        if let Some(cause) = cause {
-            self.causes.insert(key, cause);
-        }
         if self.draining || self.view.is_none() {
             return;
         }
+        if let Some(cause) = cause {
+            self.causes.insert(key, cause);
+        }
         match self.slots.ask(key) {
             Turn::Now(attempt) => self.decide(now, key, attempt, effects),
-            Turn::AfterAnswer | Turn::AfterRoom => {
+            turn => {
                 if let Some(cause) = self.causes.get_mut(&key) {
                     cause.waited = true;
                 }
+                if turn == Turn::AfterAnswer && cause.is_some() && self.has_unresolved_change(key) {
+                    // The copy is known: a read is enough to go on, and a close should not wait.
+                    self.look_again(key, now.node, Reason::Unresolved);
+                }
             }
         }
+    }
+
+    fn has_unresolved_change(&self, key: TicketKey) -> bool {
+        self.unresolved.get(&key).is_some_and(|order| !begins_copy(&order.step))
     }
 
     /// Lets the next keys in line have their turn, as far as there is room.
@@ -49,17 +61,47 @@ impl Follower {
     }
 
     fn decide(&mut self, now: Now, key: TicketKey, attempt: Attempt, effects: &mut Vec<Effect>) {
-        if self.retries.get(&key).is_some_and(|retry| retry.at != crate::clock::NodeTime::NEVER) {
-            return;
-        }
         let cause = self.causes.remove(&key);
-        let action = match self.planned.remove(&key) {
-            Some(planned) => Some(planned.action),
-            None => self.decide_alone(now, key),
+        let (action, cause) = match self.planned.remove(&key) {
+            // A plan has its own time; the event is why it was not decided before.
+            Some(planned) => (self.still_good(now, key, planned), None),
+            None => (self.decide_alone(now, key), cause),
         };
-        if let Some(action) = action {
+        if let Some(action) = action
+            && !self.must_wait(now, key, &action)
+        {
             self.start(now, key, attempt, action, cause, effects);
         }
+    }
+
+    /// A planned open that waited for room holds only while opens are allowed, and as long as
+    /// the quote that it was judged by (S6).
+    fn still_good(&mut self, now: Now, key: TicketKey, planned: Planned) -> Option<CopyAction> {
+        if !planned.action.steps.iter().any(begins_copy) {
+            return Some(planned.action);
+        }
+        let is_fresh = now.node.since(planned.at) <= self.settings.limits.quote_age_max;
+        if is_fresh && self.may_begin(key) {
+            return Some(planned.action);
+        }
+        self.links.get_mut(&key.link)?.set_due(now.node, Reason::LateOpen);
+        None
+    }
+
+    /// Copies of this ticket may begin: its link was reconciled, or the trade began before our
+    /// eyes after a complete read; there is no doubt, and nothing to settle.
+    fn may_begin(&self, key: TicketKey) -> bool {
+        let Some(link) = self.links.get(&key.link) else { return false };
+        let master = self.masters.get(&link.rules.master);
+        let is_known = link.reconciled || (link.read_once && link.fresh.contains(&key.ticket));
+        is_known && master.is_some_and(|m| !m.doubtful) && self.settle_until.is_none()
+    }
+
+    /// The broker refused this order for now, and the time to ask again has not come.
+    pub(super) fn must_wait(&self, now: Now, key: TicketKey, action: &CopyAction) -> bool {
+        let Some(retry) = self.retries.get(&key) else { return false };
+        let first = action.steps.iter().find(|step| is_order(step));
+        now.node < retry.at && first.is_some_and(|step| step.as_str() == retry.step)
     }
 
     /// The decision from what is known without a read.
@@ -73,7 +115,7 @@ impl Follower {
             None => book.pendings.get(&key.ticket).map(MasterView::Pending),
         };
         let pair = link.pairs.main(key.ticket);
-        if pair.is_none() && wanted.is_none() {
+        if wanted.is_none() && pair.is_none_or(|pair| link.is_unproven(pair)) {
             return None;
         }
         let ticket = pair.and_then(|pair| pair.follower_ticket);
@@ -96,14 +138,15 @@ impl Follower {
                 limits: &self.settings.limits,
             },
         });
-        let action = decision.action?;
-        let known = link.reconciled || (link.read_once && link.fresh.contains(&key.ticket));
-        let allowed = known && !master.doubtful && self.settle_until.is_none();
-        let begins = action.steps.iter().any(begins_copy);
-        if !begins {
+        let mut action = decision.action?;
+        if master.doubtful {
+            // Endings are safe to follow; everything else waits for the snapshot (H39).
+            action.steps.retain(|step| ends_copy(step) || !is_order(step));
+        }
+        if !action.steps.iter().any(begins_copy) {
             return Some(action);
         }
-        if !allowed || self.was_refused(key, &action.steps) {
+        if !self.may_begin(key) || self.was_refused(key, &action.steps) {
             // The reconcile that is due anyway will see it.
             return None;
         }
@@ -139,12 +182,9 @@ impl Follower {
                 Err(_) => return,
             };
             let before = link.pairs.main(key.ticket).cloned();
-            let mut after = Pair::on_sent(before.as_ref(), &action, &step, now.wall);
-            if let (Some(pair), Some(floor)) = (&mut after, link.versions.get(&key.ticket)) {
-                pair.version = pair.version.max(floor + 1);
-            }
+            let after = Pair::on_sent(before.as_ref(), &action, &step, now.wall);
             match request {
-                None => self.note(now, key, &step, after, effects),
+                None => self.note(key, &step, after, effects),
                 Some(request) => {
                     self.slots.take(key, attempt);
                     self.touch(key);
@@ -156,6 +196,7 @@ impl Follower {
                         before,
                         after,
                         submitted: None,
+                        overtaken: false,
                         own_time: None,
                     };
                     self.on_their_way.insert(key, order);
@@ -169,7 +210,6 @@ impl Follower {
     /// A step that only writes something down.
     fn note(
         &mut self,
-        _now: Now,
         key: TicketKey,
         step: &CopyStep,
         pair: Option<Pair>,
@@ -193,9 +233,20 @@ impl Follower {
         self.keep(pair, effects);
     }
 
-    fn keep(&mut self, pair: Pair, effects: &mut Vec<Effect>) {
+    /// Makes a pair the newest version, here and in its row; gives back what was kept.
+    pub(super) fn keep(&mut self, mut pair: Pair, effects: &mut Vec<Effect>) -> Pair {
+        let link = self.links.get_mut(&pair.link);
+        if let Some(old) = link.and_then(|link| link.taken_back.remove(&pair.master_ticket)) {
+            if old.failed.id == pair.id {
+                // Its row has an earlier try already.
+                pair.version = pair.version.max(old.failed.version);
+            } else {
+                effects.push(Effect::Persist(Box::new(old.failed)));
+            }
+        }
         effects.push(Effect::Persist(Box::new(pair.clone())));
-        self.put_pair(pair);
+        self.put_pair(pair.clone());
+        pair
     }
 
     /// The order left at `now`: its pair may be written down.
@@ -208,7 +259,10 @@ impl Follower {
         let direct = order.cause.filter(|cause| !cause.waited);
         order.own_time = direct.map(|cause| now.wall.since(cause.at));
         if let Some(after) = order.after.clone() {
-            self.keep(after, &mut effects);
+            let kept = self.keep(after, &mut effects);
+            if let Some(order) = self.on_their_way.get_mut(&key) {
+                order.after = Some(kept);
+            }
         }
         effects
     }
@@ -227,6 +281,12 @@ impl Follower {
         outcome: Outcome,
         effects: &mut Vec<Effect>,
     ) {
+        let is_first_word =
+            self.on_their_way.get(&key).is_some_and(|order| order.submitted.is_none());
+        if is_first_word && !matches!(outcome, Outcome::NotSent(_)) {
+            // It left, whatever became of it: its pair comes first.
+            effects.extend(self.submitted(key, attempt, now));
+        }
         if let Outcome::Unknown(reason) = outcome {
             return self.on_unknown(now, key, attempt, reason, effects);
         }
@@ -242,15 +302,13 @@ impl Follower {
                 }
             }
             Outcome::NotSent(why) => {
-                self.record(
-                    now,
-                    key,
-                    &order,
-                    RecordOutcome::NotSent,
-                    Some(why.as_str().into()),
-                    effects,
-                );
-                // Dropped, never queued: what comes after the hole reconciles.
+                let reason = Some(why.as_str().into());
+                self.record(now, key, &order, RecordOutcome::NotSent, reason, effects);
+                // Dropped, never queued: a reconcile finds it again. A permit can be refused in
+                // the last seconds of a permission that is renewed in time, with no word of it.
+                if let Some(link) = self.links.get_mut(&key.link) {
+                    link.set_due(now.node.plus(UNRESOLVED_LOOK), Reason::NotSent);
+                }
             }
             Outcome::Unknown(_) => {}
         }
@@ -276,14 +334,11 @@ impl Follower {
             }
         }
         self.end_if_reported(key, effects);
-        if order.rest.steps.is_empty() {
-            // Whatever was wished meanwhile, and whatever the answer makes necessary.
-            self.wake(now, key, None, effects);
-        } else if let Turn::Now(attempt) = self.slots.ask(key) {
-            self.start(now, key, attempt, order.rest, None, effects);
-        } else {
-            self.planned.insert(key, super::state::Planned { action: order.rest });
+        if !order.rest.steps.is_empty() && !order.overtaken {
+            self.planned.insert(key, Planned { action: order.rest, at: now.node });
         }
+        // Whatever is left of it, was wished meanwhile, or is necessary after the answer.
+        self.wake(now, key, None, effects);
     }
 
     fn on_rejected(
@@ -297,41 +352,70 @@ impl Follower {
         let class = rejection.class;
         let reason = format!("{}: {}", class.as_str(), rejection.text);
         self.record(now, key, &order, RecordOutcome::Rejected, Some(reason), effects);
-        let tries = self.retries.get(&key).map_or(1, |retry| retry.tries + 1);
-        let passes = matches!(class, RejectClass::Requote | RejectClass::Later);
         let opens = begins_copy(&order.step);
+        if class == RejectClass::StaleToken {
+            // The account is somebody else's by now, and so is every word about its trades.
+            self.take_back(key, &order);
+            return self.look_again(key, now.node.plus(RETRY_FIRST), Reason::NotSent);
+        }
+        let passes = matches!(class, RejectClass::Requote | RejectClass::Later)
+            || (ends_copy(&order.step) && class != RejectClass::AlreadySo);
+        let tries = self.retries.get(&key).filter(|retry| retry.step == order.step.as_str());
+        let tries = tries.map_or(1, |retry| retry.tries + 1);
         if passes && (!opens || tries < OPEN_TRIES_MAX) {
-            if opens {
-                self.take_back(key, &order, effects);
-            }
-            let wait = RETRY_FIRST.saturating_mul(1 << tries.min(8)).min(RETRY_MAX);
-            self.retries.insert(key, Retry { at: now.node.plus(wait), tries });
-            return;
+            return self.ask_again(now, key, &order, rejection, tries, effects);
         }
         self.retries.remove(&key);
         if matches!(order.step, CopyStep::PlacePending { .. }) {
-            self.refuse_pending(key, &order, effects);
-            return;
+            return self.refuse_pending(key, &order, rejection, effects);
         }
         if class == RejectClass::Invalid && self.may_open_without_stops(key, &order.step) {
-            self.take_back(key, &order, effects);
-            self.wake(now, key, order.cause, effects);
-            return;
+            if let Some(after) = self.take_back(key, &order) {
+                self.unsend(key, after, &order.step, rejection, None, effects);
+            }
+            return self.wake(now, key, order.cause, effects);
         }
         let main = self.links.get(&key.link).and_then(|link| link.pairs.main(key.ticket)).cloned();
-        if let Some(pair) = main {
+        // What is already so is no reason to hold it back when it is not so any more.
+        if let Some(pair) = main.filter(|_| opens || class != RejectClass::AlreadySo) {
             let next = pair.on_rejected(&order.step, rejection);
             if next != pair {
                 self.keep(next, effects);
             }
         }
         self.end_if_reported(key, effects);
-        if let Some(link) = self.links.get_mut(&key.link)
-            && !opens
-        {
+        if !opens {
             // A refused close or change: look at what is really there before trying again.
-            link.set_due(now.node.plus(RETRY_FIRST), Reason::Waiting);
+            self.look_again(key, now.node.plus(RETRY_FIRST), Reason::Unexplained);
         }
+    }
+
+    fn look_again(&mut self, key: TicketKey, at: NodeTime, reason: Reason) {
+        if let Some(link) = self.links.get_mut(&key.link) {
+            link.set_due(at, reason);
+        }
+    }
+
+    /// A refusal that passes: the same order is asked for again after a growing wait.
+    fn ask_again(
+        &mut self,
+        now: Now,
+        key: TicketKey,
+        order: &OnItsWay,
+        rejection: &Rejection,
+        tries: u32,
+        effects: &mut Vec<Effect>,
+    ) {
+        if begins_copy(&order.step)
+            && let Some(after) = self.take_back(key, order)
+        {
+            self.unsend(key, after, &order.step, rejection, None, effects);
+        }
+        let wait = RETRY_FIRST.saturating_mul(1 << (tries - 1).min(8)).min(RETRY_MAX);
+        let at = now.node.plus(wait);
+        self.retries.insert(key, Retry { step: order.step.as_str(), at, tries, asked: false });
+        // A copy that no pair names is only closed by a plan.
+        self.look_again(key, at, Reason::Waiting);
     }
 
     fn on_unknown(
@@ -348,23 +432,60 @@ impl Follower {
         let Some(order) = self.on_their_way.remove(&key) else { return };
         self.touch(key);
         self.record(now, key, &order, RecordOutcome::Unknown, Some(reason), effects);
-        if let Some(link) = self.links.get_mut(&key.link) {
-            link.set_due(now.node, Reason::Unresolved);
-        }
+        self.unresolved.insert(key, order);
+        self.look_again(key, now.node, Reason::Unresolved);
+        let old_enough = now.node.plus(self.longest_answer()).plus(UNRESOLVED_LOOK);
+        self.last_looks.insert((old_enough, key.link));
     }
 
-    /// Nothing is there: the ticket is as if it had never been tried. The row that says that
-    /// the order was sent is replaced by one that says that it was not, which a later owner
-    /// does not wait for; what comes next has a higher version.
-    fn take_back(&mut self, key: TicketKey, order: &OnItsWay, effects: &mut Vec<Effect>) {
-        let Some(after) = &order.after else { return };
-        let Some(link) = self.links.get_mut(&key.link) else { return };
+    /// So long an order may still be carried out, by clocks that differ.
+    pub(super) fn longest_answer(&self) -> Duration {
+        self.settings.limits.broker_answer_max + self.settings.limits.clock_skew
+    }
+
+    /// Puts the pair back to what it was before an order that changed nothing; gives back what
+    /// its row says instead.
+    fn take_back(&mut self, key: TicketKey, order: &OnItsWay) -> Option<Pair> {
+        let after = order.after.clone()?;
+        let link = self.links.get_mut(&key.link)?;
         let others = link.pairs.rows().filter(|pair| pair.id != after.id).cloned();
         let rows: Vec<Pair> = others.chain(order.before.clone()).collect();
         link.pairs = Pairs::new(rows);
-        let unsent = Pair { sent_at: None, version: after.version + 1, ..after.clone() };
-        link.versions.insert(key.ticket, unsent.version);
+        Some(after)
+    }
+
+    /// Nothing is there: the ticket is as if it had never been tried. Its row, which says that
+    /// an order is out, says from now on that it was not sent.
+    fn unsend(
+        &mut self,
+        key: TicketKey,
+        after: Pair,
+        step: &CopyStep,
+        rejection: &Rejection,
+        refused: Option<MasterPending>,
+        effects: &mut Vec<Effect>,
+    ) {
+        let Some(link) = self.links.get_mut(&key.link) else { return };
+        let unsent = Pair { sent_at: None, version: after.version + 1, ..after };
+        let failed = unsent.on_rejected(step, rejection);
+        link.taken_back.insert(key.ticket, TakenBack { failed, refused });
         effects.push(Effect::Persist(Box::new(unsent)));
+    }
+
+    /// The broker does not take this pending order, because the market is past its price, say.
+    /// Nothing waits there, and when the master's is filled, the fill is copied.
+    fn refuse_pending(
+        &mut self,
+        key: TicketKey,
+        order: &OnItsWay,
+        rejection: &Rejection,
+        effects: &mut Vec<Effect>,
+    ) {
+        let Some(after) = self.take_back(key, order) else { return };
+        let Some(link) = self.links.get(&key.link) else { return };
+        let master = self.masters.get(&link.rules.master);
+        let pending = master.and_then(|m| m.snapshot.book.pendings.get(&key.ticket)).cloned();
+        self.unsend(key, after, &order.step, rejection, pending, effects);
     }
 
     /// The broker refused an open, perhaps for a stop that the market has passed by now: it is
@@ -375,17 +496,6 @@ impl Follower {
         *stops != Stops::default() && link.without_stops.insert(key.ticket)
     }
 
-    /// The broker does not take this pending order, because the market is past its price, say.
-    /// Nothing waits there, and when the master's is filled, the fill is copied.
-    fn refuse_pending(&mut self, key: TicketKey, order: &OnItsWay, effects: &mut Vec<Effect>) {
-        self.take_back(key, order, effects);
-        let Some(link) = self.links.get_mut(&key.link) else { return };
-        let Some(master) = self.masters.get(&link.rules.master) else { return };
-        if let Some(pending) = master.snapshot.book.pendings.get(&key.ticket) {
-            link.refused_pendings.insert(key.ticket, pending.clone());
-        }
-    }
-
     /// The same pending order was refused before; it is placed again when it changes.
     pub(super) fn was_refused(&self, key: TicketKey, steps: &[CopyStep]) -> bool {
         if !steps.iter().any(|step| matches!(step, CopyStep::PlacePending { .. })) {
@@ -394,7 +504,8 @@ impl Follower {
         let Some(link) = self.links.get(&key.link) else { return false };
         let master = self.masters.get(&link.rules.master);
         let now = master.and_then(|master| master.snapshot.book.pendings.get(&key.ticket));
-        now.is_some() && now == link.refused_pendings.get(&key.ticket)
+        let refused = link.taken_back.get(&key.ticket).and_then(|old| old.refused.as_ref());
+        now.is_some() && now == refused
     }
 
     /// The session told that the pair's copy ended while an order for it was on its way.
@@ -486,18 +597,20 @@ impl Follower {
             SessionEvent::PendingFilled(position) | SessionEvent::Position(position) => {
                 match self.touched_by(position.ticket) {
                     Some(key) => self.wake(now, key, None, effects),
-                    None => self.explain(now, position),
+                    None => self.explain(now, &Appeared::from(position), effects),
                 }
             }
             SessionEvent::Pending(pending) => {
-                self.touched_by(pending.ticket);
+                if self.touched_by(pending.ticket).is_none() {
+                    self.explain(now, &Appeared::from(pending), effects);
+                }
             }
             SessionEvent::PendingGone(ticket) => {
                 if let Some(key) = self.touched_by(*ticket)
-                    && let Some(link) = self.links.get_mut(&key.link)
+                    && !self.slots.is_busy(key)
                 {
                     // Deleted or expired, by whom is not said: the next plan looks.
-                    link.set_due(now.node, Reason::Unexplained);
+                    self.look_again(key, now.node, Reason::Unexplained);
                 }
             }
             SessionEvent::Funds(_) | SessionEvent::Lost(_) => {}
@@ -526,25 +639,113 @@ impl Follower {
         let step = CopyStep::RebindCopy { from, to, found_by: FoundBy::Lineage };
         let current = self.links.get(&key.link).and_then(|link| link.pairs.main(key.ticket));
         let next = Pair::on_sent(current, &action, &step, now.wall);
-        self.note(now, key, &step, next, effects);
+        self.note(key, &step, next, effects);
     }
 
-    /// A trade that no pair names: ours, if an order for its tag is on its way; else, if it
-    /// carries our magic, a reason to look at once (H7).
-    fn explain(&mut self, now: Now, position: &BrokerPosition) {
-        let tagged = tag::decode(&position.comment);
+    /// What no pair names: ours, if an order for its tag is on its way; what an order of unknown
+    /// outcome made, if there is one; else, if it carries our magic, a reason to look at once (H7).
+    fn explain(&mut self, now: Now, appeared: &Appeared<'_>, effects: &mut Vec<Effect>) {
+        let tagged = tag::decode(appeared.comment);
         let key = tagged.map(|(link, ticket)| TicketKey { link, ticket });
         if let Some(key) = key {
             self.touch(key);
-            if self.slots.is_busy(key) {
+            if self.slots.is_busy(key) || self.adopt_reported(now, key, appeared, effects) {
                 return;
             }
         }
         for link in self.links.values_mut() {
-            if link.rules.magic.as_i64() == position.magic {
+            if link.rules.magic.as_i64() == appeared.magic {
                 link.set_due(now.node, Reason::Unexplained);
             }
         }
+    }
+
+    /// The open whose outcome is unknown was carried out after all.
+    fn adopt_reported(
+        &mut self,
+        now: Now,
+        key: TicketKey,
+        appeared: &Appeared<'_>,
+        effects: &mut Vec<Effect>,
+    ) -> bool {
+        let Some(link) = self.links.get(&key.link) else { return false };
+        let Some(pair) = link.pairs.main(key.ticket) else { return false };
+        let is_ours = link.rules.magic.as_i64() == appeared.magic;
+        if !is_ours || pair.state != PairState::Sending || !self.slots.is_unknown(key) {
+            return false;
+        }
+        let action = CopyAction { link: key.link, master_ticket: key.ticket, steps: Vec::new() };
+        let step = CopyStep::AdoptCopy {
+            ticket: appeared.ticket,
+            found_by: FoundBy::Tag,
+            symbol: appeared.symbol.clone(),
+            side: appeared.side,
+            master_side: pair.master_side,
+            lots_at_open: appeared.lots,
+            master_lots_at_open: pair.master_lots_at_open,
+            is_pending: appeared.is_pending,
+            opened_at: appeared.at,
+        };
+        let next = Pair::on_sent(Some(pair), &action, &step, now.wall);
+        self.resolve(key);
+        self.note(key, &step, next, effects);
+        self.wake(now, key, None, effects);
+        true
+    }
+
+    /// What became of this order is known.
+    pub(super) fn resolve(&mut self, key: TicketKey) {
+        self.slots.resolved(key);
+        self.unresolved.remove(&key);
+    }
+}
+
+/// A trade or pending order that the session tells of.
+struct Appeared<'a> {
+    ticket: FollowerTicket,
+    symbol: &'a Symbol,
+    side: Side,
+    lots: Lots,
+    magic: i64,
+    comment: &'a str,
+    is_pending: bool,
+    at: Micros,
+}
+
+impl<'a> From<&'a BrokerPosition> for Appeared<'a> {
+    fn from(p: &'a BrokerPosition) -> Self {
+        Appeared {
+            ticket: p.ticket,
+            symbol: &p.symbol,
+            side: p.side,
+            lots: p.lots,
+            magic: p.magic,
+            comment: &p.comment,
+            is_pending: false,
+            at: p.opened_at,
+        }
+    }
+}
+
+impl<'a> From<&'a BrokerPending> for Appeared<'a> {
+    fn from(o: &'a BrokerPending) -> Self {
+        Appeared {
+            ticket: o.ticket,
+            symbol: &o.symbol,
+            side: o.kind.side(),
+            lots: o.lots,
+            magic: o.magic,
+            comment: &o.comment,
+            is_pending: true,
+            at: o.placed_at,
+        }
+    }
+}
+
+impl Link {
+    /// Nothing but a snapshot without it says that the pair's master trade ended.
+    fn is_unproven(&self, pair: &Pair) -> bool {
+        pair.state != PairState::Closing && self.unproven.contains(&pair.master_ticket)
     }
 }
 
@@ -553,5 +754,28 @@ pub(super) fn begins_copy(step: &CopyStep) -> bool {
     matches!(
         step,
         CopyStep::OpenCopy { .. } | CopyStep::PlacePending { .. } | CopyStep::SkipOpen { .. }
+    )
+}
+
+/// The step ends a copy.
+fn ends_copy(step: &CopyStep) -> bool {
+    matches!(
+        step,
+        CopyStep::CloseCopy { .. }
+            | CopyStep::CancelPending { .. }
+            | CopyStep::CloseDuplicate { .. }
+            | CopyStep::CloseOrphan { .. }
+    )
+}
+
+/// The step is sent to the broker, not only recorded.
+fn is_order(step: &CopyStep) -> bool {
+    !matches!(
+        step,
+        CopyStep::AdoptCopy { .. }
+            | CopyStep::RebindCopy { .. }
+            | CopyStep::MarkClosed { .. }
+            | CopyStep::MarkFailed { .. }
+            | CopyStep::SkipOpen { .. }
     )
 }

@@ -16,15 +16,23 @@
 //!    before the settle time after an unclean takeover has passed. Closes never wait for these.
 //! 3. A late open only comes out of a reconcile, which has looked into the history (H43).
 //! 4. A plan acts only on tickets that nothing has touched since its read began (S12).
-//! 5. An open of unknown outcome is never sent again; its slot stays taken until a read settles
-//!    it (H42, H49).
-//! 6. What the gate refused is dropped and counted; the reconcile after the next confirmed
-//!    cycle finds it again.
-//! 7. A pair is written down when its order has left, and never before: an order that was not
-//!    sent leaves no trace that a later owner would wait for.
+//! 5. An open of unknown outcome is never sent again; its slot stays taken until a read or the
+//!    session's word settles it (H42, H49).
+//! 6. What the gate refused is dropped and counted; a reconcile finds it again.
+//! 7. Only a plan, which can be held for a second look, closes a copy because a snapshot is
+//!    without its trade; an event that tells the end is followed at once (H41).
+//! 8. A partial close of unknown outcome is not sent again before its longest answer (H49).
+//! 9. At most three reconciles of a link in ten seconds, one of them kept for reasons that
+//!    cannot wait (L6).
+//! 10. A pair is written down when its order has left, and never before: an order that was not
+//!     sent leaves no trace that a later owner would wait for.
 //!
-//! Not covered: the permit, the socket and the rows; `account::session` has them.
+//! Not covered: an MT4 copy that is partly closed by hand before any answer named it keeps no
+//! tag, so its pair waits for a person. A pending order that the broker refused counts as failed
+//! for the next owner, who does not copy its fill. The permit, the socket and the rows are the
+//! shell's: `account::session`.
 
+mod feed;
 mod live;
 pub mod queue;
 mod reconciling;

@@ -23,14 +23,14 @@ impl Follower {
         let mut since = now.wall;
         let mut symbols = BTreeSet::new();
         for (id, link) in &self.links {
-            let Some((at, reason)) = link.due else { continue };
             let Some(master) = self.masters.get(&link.rules.master) else { continue };
             if link.second_look.is_some_and(|look| !look.answered) {
                 continue;
             }
-            if master.doubtful || now.node < at || now.node < link.allowed_from(now.node) {
+            if master.doubtful {
                 continue;
             }
+            let Some(reason) = link.ripe(now.node) else { continue };
             let limits = &self.settings.limits;
             let needed =
                 history_needed_since(&link.rules, &master.snapshot, &link.pairs, now.wall, limits);
@@ -44,6 +44,7 @@ impl Follower {
         for id in links.keys() {
             if let Some(link) = self.links.get_mut(id) {
                 link.due = None;
+                link.due_later = None;
                 link.note_reconcile(now.node);
             }
         }
@@ -135,7 +136,7 @@ impl Follower {
         now: Now,
         id: LinkId,
         reason: Reason,
-        plan: Plan,
+        mut plan: Plan,
         busy: &BTreeSet<MasterTicket>,
         effects: &mut Vec<Effect>,
     ) {
@@ -154,36 +155,50 @@ impl Follower {
         link.second_look = None;
         link.held = None;
         link.reconciled = true;
+        link.fresh.clear();
+        link.unproven.clear();
         link.set_due(now.node.plus(self.settings.routine), Reason::Routine);
         if !busy.is_empty() {
             link.set_due(now.node.plus(UNRESOLVED_LOOK), Reason::Waiting);
         }
-        self.resolve_unknowns(id, &plan.notes);
+        self.resolve_unknowns(now, id, &mut plan);
         self.wait_for_notes(now, id, &plan.notes);
         self.carry_out(now, id, plan.actions, effects);
     }
 
-    /// An order of unknown outcome is settled, unless the plan still waits for its answer.
-    fn resolve_unknowns(&mut self, id: LinkId, notes: &[Note]) {
-        let waits: BTreeSet<MasterTicket> = notes
-            .iter()
-            .filter_map(|note| match note {
-                Note::Waiting {
-                    ticket,
-                    why: WaitReason::AnswerDue | WaitReason::ReadOlderThanOrder,
-                } => Some(*ticket),
-                Note::Waiting { .. } | Note::ReportOrphan { .. } => None,
-            })
-            .collect();
-        let settled: Vec<TicketKey> = self
-            .slots
-            .unknowns()
-            .map(|(key, _)| key)
-            .filter(|key| key.link == id && !waits.contains(&key.ticket))
-            .collect();
+    /// An order of unknown outcome is settled by a plan that has looked at its ticket and does
+    /// not wait for the answer.
+    fn resolve_unknowns(&mut self, now: Now, id: LinkId, plan: &mut Plan) {
+        let mut open: BTreeSet<MasterTicket> = plan.notes.iter().filter_map(still_open).collect();
+        plan.actions.retain(|action| {
+            let key = TicketKey { link: id, ticket: action.master_ticket };
+            let repeats = self.repeats_reduction(now, key, action);
+            if repeats {
+                open.insert(action.master_ticket);
+            }
+            !repeats
+        });
+        let unknowns = self.slots.unknowns().map(|(key, _)| key);
+        let settled: Vec<TicketKey> =
+            unknowns.filter(|key| key.link == id && !open.contains(&key.ticket)).collect();
         for key in settled {
-            self.slots.resolved(key);
+            self.resolve(key);
         }
+    }
+
+    /// A partial close of unknown outcome may still be carried out, and a second one with it:
+    /// it is not sent again before its longest answer, unless the volume shows that it was (H49).
+    fn repeats_reduction(&self, now: Now, key: TicketKey, action: &CopyAction) -> bool {
+        let Some(order) = self.unresolved.get(&key) else { return false };
+        let CopyStep::ReduceCopy { lots, target, .. } = &order.step else { return false };
+        let before = lots.get() + target.get();
+        let is_young =
+            order.submitted.is_some_and(|at| now.node.since(at.node) <= self.longest_answer());
+        is_young
+            && action.steps.iter().any(|step| match step {
+                CopyStep::ReduceCopy { lots, target, .. } => lots.get() + target.get() == before,
+                _ => false,
+            })
     }
 
     fn wait_for_notes(&mut self, now: Now, id: LinkId, notes: &[Note]) {
@@ -222,8 +237,7 @@ impl Follower {
             // What the broker refused for now has its own time.
             .filter(|action| {
                 let key = TicketKey { link: id, ticket: action.master_ticket };
-                self.retries.get(&key).is_none_or(|retry| now.node >= retry.at)
-                    && !self.was_refused(key, &action.steps)
+                !self.must_wait(now, key, action) && !self.was_refused(key, &action.steps)
             })
             .collect();
         let Some(link) = self.links.get_mut(&id) else { return };
@@ -239,9 +253,20 @@ impl Follower {
         }
         for action in actions {
             let key = TicketKey { link: id, ticket: action.master_ticket };
-            self.planned.insert(key, Planned { action });
+            self.planned.insert(key, Planned { action, at: now.node });
             self.wake(now, key, None, effects);
         }
+    }
+}
+
+/// The ticket of a note that says that nothing was decided about an order's outcome.
+fn still_open(note: &Note) -> Option<MasterTicket> {
+    match note {
+        Note::Waiting {
+            ticket,
+            why: WaitReason::AnswerDue | WaitReason::ReadOlderThanOrder | WaitReason::SlotBusy,
+        } => Some(*ticket),
+        Note::Waiting { .. } | Note::ReportOrphan { .. } => None,
     }
 }
 

@@ -7,8 +7,8 @@ use crate::clock::NodeTime;
 use bus::{FeedMessage, RequestReason};
 use reconcile::{CopyAction, CopyStep, FollowerHistory, HeldPlan, Limits, LinkRules, Pair, Pairs};
 use schemas::{
-    AccountId, AccountSnapshot, Change, FollowerTicket, LinkId, Lots, Magic, MasterPending,
-    MasterSnapshot, MasterTicket, Micros, OrderRequest, Price, Quote, Symbol, SymbolSpec,
+    AccountId, AccountSnapshot, FollowerTicket, LinkId, Lots, Magic, MasterPending, MasterSnapshot,
+    MasterTicket, Micros, OrderRequest, Price, Quote, Symbol, SymbolSpec,
 };
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::time::Duration;
@@ -44,6 +44,8 @@ pub enum Reason {
     Session,
     /// The lease was confirmed again after a hole.
     LeaseRestored,
+    /// An order did not leave, and its ticket is as it was.
+    NotSent,
     /// The rules changed.
     Rules,
     /// An outcome is unknown.
@@ -67,12 +69,18 @@ pub enum Reason {
 }
 
 impl Reason {
+    /// Nothing is known to be wrong: it may wait for room in the window, and leaves some.
+    fn can_wait(self) -> bool {
+        matches!(self, Reason::Confirm | Reason::Waiting | Reason::Routine)
+    }
+
     /// The word used in metrics.
     pub fn as_str(self) -> &'static str {
         match self {
             Reason::Feed => "feed",
             Reason::Session => "session",
             Reason::LeaseRestored => "lease_restored",
+            Reason::NotSent => "not_sent",
             Reason::Rules => "rules",
             Reason::Unresolved => "unresolved",
             Reason::Unexplained => "unexplained",
@@ -122,8 +130,9 @@ pub enum Input {
         /// The account and its history; nothing if the read failed.
         read: Option<AccountRead>,
     },
-    /// The rules of all links of this account.
-    Links(Vec<LinkRules>),
+    /// The rules of all links of this account, each with its pair rows as they are stored.
+    /// The rows count only for a link that is new here: of the others the follower knows better.
+    Links(Vec<(LinkRules, Pairs)>),
     /// The lease is confirmed again after a hole.
     LeaseRestored,
     /// Time passed.
@@ -244,21 +253,26 @@ pub struct Record {
 
 /// Plans in a row that did something, before a link counts as restless: lineage, adoption,
 /// close and confirmation need four.
-pub const ROUNDS_MAX: u32 = 6;
+pub(super) const ROUNDS_MAX: u32 = 6;
 /// At most this many reconciles of a link within [`RECONCILE_WINDOW`] (L6).
-pub const RECONCILES_PER_WINDOW: usize = 3;
+pub(super) const RECONCILES_PER_WINDOW: usize = 3;
+/// Of these, so many are kept for reasons that cannot wait: a look that only confirms must not
+/// delay a snapshot, the end of the settle time or a second look by ten seconds.
+pub(super) const RECONCILES_KEPT: usize = 1;
 /// See [`RECONCILES_PER_WINDOW`].
-pub const RECONCILE_WINDOW: Duration = Duration::from_secs(10);
+pub(super) const RECONCILE_WINDOW: Duration = Duration::from_secs(10);
 /// An open that was requoted is asked for this often (case 32).
-pub const OPEN_TRIES_MAX: u32 = 4;
+pub(super) const OPEN_TRIES_MAX: u32 = 4;
 /// First wait before an order that was refused for now is asked for again.
-pub const RETRY_FIRST: Duration = Duration::from_millis(500);
+pub(super) const RETRY_FIRST: Duration = Duration::from_millis(500);
 /// Longest such wait. A close is asked for at this pace until the market opens (case 34).
-pub const RETRY_MAX: Duration = Duration::from_secs(30);
+pub(super) const RETRY_MAX: Duration = Duration::from_secs(30);
+/// So long after its time a refusal is forgotten.
+pub(super) const RETRY_FORGOTTEN: Duration = Duration::from_secs(60);
 /// Wait before an unresolved order is looked for again.
-pub const UNRESOLVED_LOOK: Duration = Duration::from_secs(1);
+pub(super) const UNRESOLVED_LOOK: Duration = Duration::from_secs(1);
 /// Wait before a failed read is repeated.
-pub const READ_RETRY: Duration = Duration::from_secs(1);
+pub(super) const READ_RETRY: Duration = Duration::from_secs(1);
 
 /// One link as its follower sees it.
 #[derive(Debug)]
@@ -267,8 +281,10 @@ pub(super) struct Link {
     pub(super) pairs: Pairs,
     /// Opens are allowed: a plan was made from complete reads in this tenure.
     pub(super) reconciled: bool,
-    /// The earliest reason for a reconcile, and from when on it may run.
+    /// The earliest reason for a reconcile that cannot wait, and from when on it may run.
     pub(super) due: Option<(NodeTime, Reason)>,
+    /// The same of the reasons that can wait.
+    pub(super) due_later: Option<(NodeTime, Reason)>,
     pub(super) held: Option<HeldPlan>,
     /// The second look that a held plan waits for; until then nothing else is planned.
     pub(super) second_look: Option<SecondLook>,
@@ -277,15 +293,27 @@ pub(super) struct Link {
     pub(super) fresh: BTreeSet<MasterTicket>,
     /// Complete reads were made in this tenure, whether or not their plan was held.
     pub(super) read_once: bool,
-    /// Orders that the broker refused to place; their fills are copied instead.
-    pub(super) refused_pendings: BTreeMap<MasterTicket, MasterPending>,
+    /// Orders that came to nothing and whose tickets are as if never tried.
+    pub(super) taken_back: BTreeMap<MasterTicket, TakenBack>,
     /// Opens that the broker took only without their stops, if at all.
     pub(super) without_stops: BTreeSet<MasterTicket>,
-    /// Highest version written for a ticket whose order was taken back.
-    pub(super) versions: BTreeMap<MasterTicket, u64>,
+    /// Copied trades that a snapshot is without and no event told the end of: only a plan, which
+    /// can be held for a second look, may close their copies (H41).
+    pub(super) unproven: BTreeSet<MasterTicket>,
     pub(super) rounds: u32,
     /// When the last reconciles ran; at most [`RECONCILES_PER_WINDOW`].
     pub(super) recent: VecDeque<NodeTime>,
+}
+
+/// An order that the broker refused. Its row says that it was not sent, so that a later owner
+/// does not wait for it.
+#[derive(Debug)]
+pub(super) struct TakenBack {
+    /// The row that ends it, should the master's trade end before it is tried again.
+    pub(super) failed: Pair,
+    /// The pending order that the broker does not take: tried again when it changes; its fill is
+    /// copied.
+    pub(super) refused: Option<MasterPending>,
 }
 
 /// Where the second look at a held plan stands: both sides must be read after the wait.
@@ -318,6 +346,8 @@ pub(super) struct OnItsWay {
     pub(super) before: Option<Pair>,
     pub(super) after: Option<Pair>,
     pub(super) submitted: Option<Now>,
+    /// The master changed since it was decided: what is left of the action is decided anew.
+    pub(super) overtaken: bool,
     pub(super) own_time: Option<Duration>,
 }
 
@@ -334,19 +364,24 @@ pub(super) struct Reading {
 #[derive(Debug)]
 pub(super) struct Planned {
     pub(super) action: CopyAction,
+    /// When it was decided: its prices are of that time.
+    pub(super) at: NodeTime,
 }
 
 /// When a refused order may be asked for again.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Retry {
+    /// What was refused; anything else need not wait.
+    pub(super) step: &'static str,
     pub(super) at: NodeTime,
     pub(super) tries: u32,
+    /// Its time came, and it was looked at.
+    pub(super) asked: bool,
 }
 
 /// The state machine of one follower.
 #[derive(Debug)]
 pub struct Follower {
-    pub(super) account: AccountId,
     pub(super) settings: FollowerSettings,
     pub(super) links: BTreeMap<LinkId, Link>,
     pub(super) masters: BTreeMap<AccountId, Master>,
@@ -354,6 +389,10 @@ pub struct Follower {
     pub(super) quotes: BTreeMap<Symbol, Quote>,
     pub(super) slots: Slots,
     pub(super) on_their_way: BTreeMap<TicketKey, OnItsWay>,
+    /// Orders of unknown outcome; their slots are taken.
+    pub(super) unresolved: BTreeMap<TicketKey, OnItsWay>,
+    /// When an order of unknown outcome is old enough to be given up.
+    pub(super) last_looks: BTreeSet<(NodeTime, LinkId)>,
     pub(super) planned: BTreeMap<TicketKey, Planned>,
     pub(super) causes: BTreeMap<TicketKey, Cause>,
     pub(super) retries: BTreeMap<TicketKey, Retry>,
@@ -371,7 +410,6 @@ impl Follower {
     /// Shape: its links with every pair row of each; `settle_until` after an unclean takeover.
     /// Source: `copy_links` and `pairs`, read completely under the lease.
     pub fn new(
-        account: AccountId,
         settings: FollowerSettings,
         links: Vec<(LinkRules, Pairs)>,
         settle_until: Option<NodeTime>,
@@ -383,7 +421,6 @@ impl Follower {
         };
         let slots = Slots::new(settings.parallel_orders);
         let mut follower = Follower {
-            account,
             settings,
             links: BTreeMap::new(),
             masters: BTreeMap::new(),
@@ -391,6 +428,8 @@ impl Follower {
             quotes: BTreeMap::new(),
             slots,
             on_their_way: BTreeMap::new(),
+            unresolved: BTreeMap::new(),
+            last_looks: BTreeSet::new(),
             planned: BTreeMap::new(),
             causes: BTreeMap::new(),
             retries: BTreeMap::new(),
@@ -419,13 +458,14 @@ impl Follower {
             pairs,
             reconciled: false,
             due: None,
+            due_later: None,
             held: None,
             second_look: None,
             fresh: BTreeSet::new(),
             read_once: false,
-            refused_pendings: BTreeMap::new(),
+            taken_back: BTreeMap::new(),
             without_stops: BTreeSet::new(),
-            versions: BTreeMap::new(),
+            unproven: BTreeSet::new(),
             rounds: 0,
             recent: VecDeque::new(),
         };
@@ -489,7 +529,7 @@ impl Follower {
                 self.on_answer(now, key, attempt, outcome, &mut effects);
             }
             Input::Read { id, read } => self.on_read(now, id, read, &mut effects),
-            Input::Links(rules) => self.on_links(now, rules),
+            Input::Links(links) => self.on_links(now, links),
             Input::LeaseRestored => self.all_due(now.node, Reason::LeaseRestored),
             Input::Tick => self.on_tick(now, &mut effects),
             Input::Drain => self.draining = true,
@@ -497,73 +537,6 @@ impl Follower {
         self.use_room(now, &mut effects);
         self.begin_read(now, &mut effects);
         effects
-    }
-
-    fn on_feed(
-        &mut self,
-        now: Now,
-        account: AccountId,
-        message: FeedMessage,
-        effects: &mut Vec<Effect>,
-    ) {
-        match message {
-            FeedMessage::Snapshot(snapshot, _reason) => {
-                let snapshot = MasterSnapshot::clone(&snapshot);
-                self.masters.insert(account, Master { snapshot, doubtful: false });
-                let links = self.links_of(account);
-                self.planned.retain(|key, _| !links.contains(&key.link));
-                for link in self.links.values_mut().filter(|l| l.rules.master == account) {
-                    link.rounds = 0;
-                    match &mut link.second_look {
-                        Some(look) => {
-                            look.answered |= look.asked;
-                            link.set_due(now.node, Reason::Held);
-                        }
-                        None => link.set_due(now.node, Reason::Feed),
-                    }
-                }
-            }
-            FeedMessage::Doubt(_reason) => {
-                if let Some(master) = self.masters.get_mut(&account) {
-                    master.doubtful = true;
-                }
-            }
-            FeedMessage::Funds(funds) => {
-                if let Some(master) = self.masters.get_mut(&account) {
-                    master.snapshot.funds = Some(funds);
-                }
-            }
-            FeedMessage::Event { event, doubtful, .. } => {
-                let Some(master) = self.masters.get_mut(&account) else { return };
-                master.snapshot.book.apply(&event.change);
-                if !doubtful {
-                    master.snapshot.epoch = event.epoch;
-                    master.snapshot.seq = event.seq;
-                    master.snapshot.at = event.at;
-                }
-                let ticket = event.change.ticket();
-                let cause = Cause { at: event.at, waited: false };
-                let begins =
-                    matches!(event.change, Change::PositionOpened(_) | Change::PendingPlaced(_));
-                let links = self.links_of(account);
-                for link in links {
-                    if begins
-                        && let Some(link) = self.links.get_mut(&link)
-                        && link.read_once
-                    {
-                        link.fresh.insert(ticket);
-                    }
-                    // What a plan wanted was decided from the state before this event.
-                    self.planned.remove(&TicketKey { link, ticket });
-                    self.wake(now, TicketKey { link, ticket }, Some(cause), effects);
-                }
-            }
-        }
-    }
-
-    fn links_of(&self, master: AccountId) -> Vec<LinkId> {
-        let of_master = self.links.iter().filter(|(_, link)| link.rules.master == master);
-        of_master.map(|(id, _)| *id).collect()
     }
 
     fn on_session_opened(
@@ -574,6 +547,14 @@ impl Follower {
     ) {
         self.view = Some(AccountView::new(snapshot, symbols));
         self.reading = None;
+        // Before anything live, everything is reconciled once more (H4).
+        self.planned.clear();
+        self.slots.drop_waiting();
+        for link in self.links.values_mut() {
+            link.reconciled = false;
+            link.read_once = false;
+            link.fresh.clear();
+        }
         self.all_due(now.node, Reason::Session);
     }
 
@@ -589,8 +570,8 @@ impl Follower {
         }
     }
 
-    fn on_links(&mut self, now: Now, rules: Vec<LinkRules>) {
-        for rule in rules {
+    fn on_links(&mut self, now: Now, links: Vec<(LinkRules, Pairs)>) {
+        for (rule, pairs) in links {
             match self.links.get_mut(&rule.link) {
                 Some(link) if link.rules == rule => {}
                 Some(link) => {
@@ -599,7 +580,7 @@ impl Follower {
                 }
                 None => {
                     let id = rule.link;
-                    self.add_link(rule, Pairs::default());
+                    self.add_link(rule, pairs);
                     if let Some(link) = self.links.get_mut(&id) {
                         link.set_due(now.node, Reason::Rules);
                     }
@@ -621,18 +602,54 @@ impl Follower {
             self.audits.pop_front();
             self.all_due(now.node, Reason::Audit);
         }
-        let ripe: Vec<TicketKey> =
-            self.retries.iter().filter(|(_, r)| now.node >= r.at).map(|(key, _)| *key).collect();
-        for key in ripe {
-            if let Some(retry) = self.retries.get_mut(&key) {
-                retry.at = NodeTime::NEVER;
+        while self.last_looks.first().is_some_and(|(at, _)| now.node >= *at) {
+            let (_, link) = self.last_looks.pop_first().expect("it was just looked at");
+            if let Some(link) = self.links.get_mut(&link) {
+                link.set_due(now.node, Reason::Unresolved);
             }
-            self.wake(now, key, None, effects);
         }
-        if self.slots.unknowns().next().is_some() {
-            self.unresolved_due(now);
+        self.try_again(now, effects);
+        self.end_what_was_taken_back(effects);
+        let unknown: BTreeSet<LinkId> = self.slots.unknowns().map(|(key, _)| key.link).collect();
+        for link in unknown {
+            if let Some(link) = self.links.get_mut(&link) {
+                link.set_due(now.node.plus(UNRESOLVED_LOOK), Reason::Waiting);
+            }
         }
         self.ask_for_second_looks(now, effects);
+    }
+
+    fn try_again(&mut self, now: Now, effects: &mut Vec<Effect>) {
+        let mut ripe = Vec::new();
+        self.retries.retain(|key, retry| {
+            if now.node >= retry.at && !retry.asked {
+                retry.asked = true;
+                ripe.push(*key);
+            }
+            now.node.since(retry.at) <= RETRY_FORGOTTEN
+        });
+        for key in ripe {
+            self.wake(now, key, None, effects);
+        }
+    }
+
+    /// Rows that say that an order is out, of trades that ended before it was tried again.
+    fn end_what_was_taken_back(&mut self, effects: &mut Vec<Effect>) {
+        let mut ended = Vec::new();
+        for link in self.links.values_mut() {
+            let Some(master) = self.masters.get(&link.rules.master) else { continue };
+            let book = &master.snapshot.book;
+            let is_there =
+                |t: &MasterTicket| book.positions.contains_key(t) || book.pendings.contains_key(t);
+            let gone: Vec<MasterTicket> =
+                link.taken_back.keys().filter(|ticket| !is_there(ticket)).copied().collect();
+            ended.extend(gone.iter().filter_map(|ticket| link.taken_back.remove(ticket)));
+        }
+        for TakenBack { failed, .. } in ended {
+            let key = TicketKey { link: failed.link, ticket: failed.master_ticket };
+            self.retries.remove(&key);
+            self.keep(failed, effects);
+        }
     }
 
     fn ask_for_second_looks(&mut self, now: Now, effects: &mut Vec<Effect>) {
@@ -645,15 +662,6 @@ impl Follower {
                 look.asked = true;
                 let master = link.rules.master;
                 effects.push(Effect::AskMaster { master, reason: RequestReason::HeldPlan });
-            }
-        }
-    }
-
-    pub(super) fn unresolved_due(&mut self, now: Now) {
-        let keys: BTreeSet<LinkId> = self.slots.unknowns().map(|(key, _)| key.link).collect();
-        for link in keys {
-            if let Some(link) = self.links.get_mut(&link) {
-                link.set_due(now.node.plus(UNRESOLVED_LOOK), Reason::Unresolved);
             }
         }
     }
@@ -683,20 +691,22 @@ impl Follower {
 }
 
 impl Link {
-    /// Makes a reconcile due; an earlier instant wins, and so does its reason.
+    /// Makes a reconcile due; of each kind an earlier instant wins, and so does its reason.
     pub(super) fn set_due(&mut self, at: NodeTime, reason: Reason) {
-        match self.due {
-            Some((due, _)) if due <= at => {}
-            _ => self.due = Some((at, reason)),
+        let due = if reason.can_wait() { &mut self.due_later } else { &mut self.due };
+        match due {
+            Some((due, _)) if *due <= at => {}
+            _ => *due = Some((at, reason)),
         }
     }
 
-    /// The instant from which on the next reconcile may run without making a storm.
-    pub(super) fn allowed_from(&self, now: NodeTime) -> NodeTime {
-        if self.recent.len() < RECONCILES_PER_WINDOW {
-            return now;
-        }
-        self.recent.front().map_or(now, |oldest| oldest.plus(RECONCILE_WINDOW))
+    /// Why a reconcile may run now, if it may: its time has come, and it makes no storm.
+    pub(super) fn ripe(&self, now: NodeTime) -> Option<Reason> {
+        let in_window = |at: &&NodeTime| now.since(**at) < RECONCILE_WINDOW;
+        let room = RECONCILES_PER_WINDOW - self.recent.iter().filter(in_window).count();
+        let due = self.due.filter(|_| room > 0);
+        let later = self.due_later.filter(|_| room > RECONCILES_KEPT);
+        due.into_iter().chain(later).find(|(at, _)| now >= *at).map(|(_, reason)| reason)
     }
 
     pub(super) fn note_reconcile(&mut self, now: NodeTime) {

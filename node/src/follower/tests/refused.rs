@@ -1,0 +1,151 @@
+//! What the broker refuses, for now or for good.
+
+use super::world::{World, lots, price, seconds};
+use reconcile::{EndReason, FailReason, PairState};
+use schemas::RejectClass;
+
+fn refuse(world: &mut World, action: &'static str, class: RejectClass, times: usize) {
+    world.refusals.extend(std::iter::repeat_n((action, class), times));
+}
+
+#[test]
+fn a_requoted_open_is_asked_for_again_and_opens() {
+    let mut world = World::copying();
+    refuse(&mut world, "open", RejectClass::Requote, 2);
+    world.master_opens(1);
+    world.calm(seconds(4));
+    assert_eq!(world.actions(1), ["open"; 3]);
+    assert_eq!(world.state(1), Some(PairState::Open));
+}
+
+#[test]
+fn an_open_that_is_requoted_again_and_again_fails_after_a_bounded_number() {
+    let mut world = World::copying();
+    refuse(&mut world, "open", RejectClass::Requote, 100);
+    world.master_opens(1);
+    world.calm(seconds(90));
+    assert_eq!(world.actions(1).len(), 4);
+    let pair = world.pair(1).unwrap();
+    assert_eq!(pair.reason, Some(EndReason::Failed(FailReason::RejectedRequote)));
+    assert_eq!(world.restless, 0);
+}
+
+#[test]
+fn a_requoted_open_that_the_master_closed_meanwhile_ends() {
+    let mut world = World::copying();
+    refuse(&mut world, "open", RejectClass::Requote, 1);
+    world.master_opens(1);
+    world.carry_out();
+    world.master_closes(1);
+    world.calm(seconds(20));
+    assert_eq!(world.actions(1), ["open"]);
+    assert_eq!(world.state(1), Some(PairState::Failed), "no row says that an order is out");
+}
+
+#[test]
+fn an_open_requoted_before_doubt_is_opened_by_the_reconcile_after_it() {
+    let mut world = World::copying();
+    refuse(&mut world, "open", RejectClass::Requote, 1);
+    world.master_opens(1);
+    world.carry_out();
+    world.doubt();
+    world.pass(seconds(2));
+    world.snapshots();
+    world.calm(seconds(12));
+    assert_eq!(world.actions(1), ["open", "open"]);
+    assert_eq!(world.state(1), Some(PairState::Open));
+}
+
+#[test]
+fn an_open_in_a_closed_market_is_given_up_inside_the_late_rule() {
+    let mut world = World::copying();
+    refuse(&mut world, "open", RejectClass::Later, 100);
+    world.master_opens(1);
+    world.calm(seconds(5));
+    assert_eq!(world.actions(1).len(), 4);
+    let pair = world.pair(1).unwrap();
+    assert_eq!(pair.reason, Some(EndReason::Failed(FailReason::RejectedLater)));
+}
+
+#[test]
+fn a_close_in_a_closed_market_is_kept_and_asked_for_with_growing_waits() {
+    let mut world = World::copying();
+    world.master_opens(1);
+    world.carry_out();
+    refuse(&mut world, "close", RejectClass::Later, 7);
+    world.master_closes(1);
+    world.calm(seconds(40));
+    let tries = world.actions(1).len() - 1;
+    assert!((4..=7).contains(&tries), "{tries} closes in 40 s");
+    assert_eq!(world.state(1), Some(PairState::Closing));
+    world.calm(seconds(120));
+    assert!(world.positions().is_empty());
+    assert_eq!(world.state(1), Some(PairState::Closed));
+    assert_eq!(world.restless, 0);
+}
+
+#[test]
+fn a_close_does_not_wait_for_a_change_that_was_refused_for_now() {
+    let mut world = World::copying();
+    world.master_opens(1);
+    world.carry_out();
+    refuse(&mut world, "modify", RejectClass::Later, 5);
+    world.master_stops(1, Some("1.09"));
+    world.calm(seconds(8));
+    world.master_closes(1);
+    world.answer_everything();
+    assert!(world.positions().is_empty());
+}
+
+#[test]
+fn a_permanent_refusal_is_final() {
+    for class in [RejectClass::NoMoney, RejectClass::Invalid, RejectClass::Disabled] {
+        let mut world = World::copying();
+        refuse(&mut world, "open", class, 1);
+        world.master_opens(1);
+        world.calm(seconds(1));
+        world.snapshots();
+        world.calm(seconds(70));
+        assert_eq!(world.actions(1), ["open"], "{class:?}");
+        assert_eq!(world.state(1), Some(PairState::Failed));
+    }
+}
+
+#[test]
+fn an_order_refused_for_its_old_token_leaves_no_final_word() {
+    // The account is somebody else's by now: its trades are theirs to judge.
+    let mut world = World::copying();
+    refuse(&mut world, "open", RejectClass::StaleToken, 1);
+    world.master_opens(1);
+    world.carry_out();
+    assert!(world.rows.values().all(|row| row.state.is_live()));
+}
+
+#[test]
+fn a_partial_close_refused_for_good_is_sent_again_when_the_target_changes() {
+    let mut world = World::copying();
+    world.master_opens(1);
+    world.carry_out();
+    refuse(&mut world, "partial_close", RejectClass::Invalid, 1);
+    world.master_reduces(1, "0.6");
+    world.calm(seconds(30));
+    assert_eq!((world.actions(1).len(), world.copy().lots), (2, lots("1")));
+    world.master_reduces(1, "0.5");
+    world.calm(seconds(1));
+    assert_eq!(world.copy().lots, lots("0.5"));
+}
+
+#[test]
+fn refused_stops_are_not_sent_again_until_they_change() {
+    let mut world = World::copying();
+    world.master_opens(1);
+    world.carry_out();
+    refuse(&mut world, "modify", RejectClass::Invalid, 1);
+    world.master_stops(1, Some("1.09"));
+    world.calm(seconds(70));
+    assert_eq!(world.actions(1), ["open", "modify"]);
+    world.master_stops(1, Some("1.08"));
+    world.calm(seconds(1));
+    assert_eq!(world.copy().stop_loss, Some(price("1.08")));
+    assert_eq!(world.restless, 0);
+}
