@@ -40,6 +40,8 @@ pub struct Manager {
     running: BTreeMap<AccountId, Running>,
     /// Tenures whose session ended by itself: the wait, and when it is over.
     resting: BTreeMap<TenureKey, (Duration, Instant)>,
+    /// Tenures whose session was begun once: a second one cannot know what the first has sent.
+    begun: BTreeMap<AccountId, TenureKey>,
     ends: mpsc::Sender<(TenureKey, Ended)>,
     ended: mpsc::Receiver<(TenureKey, Ended)>,
 }
@@ -64,6 +66,7 @@ impl Manager {
             links,
             running: BTreeMap::new(),
             resting: BTreeMap::new(),
+            begun: BTreeMap::new(),
             ends,
             ended,
         }
@@ -104,6 +107,7 @@ impl Manager {
             };
             running.set(wanted);
         }
+        self.begun.retain(|account, _| state.held.contains_key(account));
         for (account, tenure) in &state.held {
             // An old tenure's session that has not ended yet goes first; its end comes here again.
             if self.running.contains_key(account) || !tenure.enabled {
@@ -113,7 +117,8 @@ impl Manager {
             if self.resting.get(&key).is_some_and(|(_, until)| Instant::now() < *until) {
                 continue;
             }
-            self.start(Gained { tenure: key, clean: tenure.clean });
+            let is_first = self.begun.insert(*account, key) != Some(key);
+            self.start(Gained { tenure: key, clean: tenure.clean && is_first });
         }
     }
 

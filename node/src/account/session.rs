@@ -47,6 +47,7 @@ use std::task::Poll;
 use std::time::Duration;
 use tokio::runtime::Handle;
 use tokio::sync::{mpsc, watch};
+use tokio::task::JoinHandle;
 
 /// Messages of one master's feed that wait for a follower; past it the feed sends a snapshot.
 const FEED_MESSAGES_MAX: usize = 8_192;
@@ -58,6 +59,8 @@ const OPEN_RETRY_FIRST: Duration = Duration::from_millis(200);
 const OPEN_RETRY_MAX: Duration = Duration::from_secs(5);
 /// Wait before rows that could not be read are asked for again.
 const LOAD_RETRY: Duration = Duration::from_secs(1);
+/// Wait before a master whose publisher was outbid speaks again.
+const SUPERSEDED_WAIT: Duration = Duration::from_secs(1);
 /// How long a draining account waits for its last answers.
 const DRAIN_LIMIT: Duration = Duration::from_secs(30);
 /// How long a draining account waits until its rows are written.
@@ -162,7 +165,12 @@ struct AccountSession {
     follower: Option<Follower>,
     feeds: Vec<(AccountId, mpsc::Receiver<FeedMessage>)>,
     stretch: Option<u64>,
+    /// Highest epoch that is stored, or was heard from another publisher.
     epoch: Option<Epoch>,
+    /// An epoch that the publisher began by itself, while it is being stored.
+    storing: Option<JoinHandle<()>>,
+    /// Account and links are being read again, since they changed.
+    reloading: Option<JoinHandle<Load>>,
     last_status: Option<NodeTime>,
     last_word: Option<&'static str>,
 }
@@ -189,6 +197,8 @@ struct Leading {
 enum Interrupted {
     /// The connection, or the permission, is gone: begin again.
     Again,
+    /// Another publisher speaks for this master: begin again above its epoch, if still ours.
+    Superseded,
     /// The manager wants something else.
     Wanted(Wanted),
 }
@@ -205,6 +215,8 @@ impl AccountSession {
             feeds: Vec::new(),
             stretch: None,
             epoch: None,
+            storing: None,
+            reloading: None,
             last_status: None,
             last_word: None,
         }
@@ -212,7 +224,7 @@ impl AccountSession {
 
     async fn run(&mut self) -> Ended {
         self.status("connecting", None, true);
-        let account = match self.load().await {
+        let mut account = match self.load().await {
             Ok(account) => account,
             Err(wanted) => return self.end_unconnected(wanted).await,
         };
@@ -226,14 +238,25 @@ impl AccountSession {
             if let Err(wanted) = self.wait_for_permission().await {
                 return self.end_unconnected(wanted).await;
             }
-            match self.connect(&account, &settings).await {
+            let connected = match self.connect_while_wanted(&account, &settings).await {
+                Ok(connected) => connected,
+                Err(wanted) => return self.end_unconnected(wanted).await,
+            };
+            match connected {
                 Ok(mut connection) => {
                     wait = OPEN_RETRY_FIRST;
                     metrics::gauge!(names::SESSIONS_OPEN).increment(1.0);
-                    let interrupted = self.work(&mut connection).await;
+                    let interrupted = self.work(&mut connection, &mut account).await;
                     metrics::gauge!(names::SESSIONS_OPEN).decrement(1.0);
                     match interrupted {
                         Interrupted::Again => self.cut(&mut connection),
+                        Interrupted::Superseded => {
+                            self.cut(&mut connection);
+                            // Two that outbid each other must not do it at full speed.
+                            if let Err(wanted) = self.pause(SUPERSEDED_WAIT).await {
+                                return self.end_unconnected(wanted).await;
+                            }
+                        }
                         Interrupted::Wanted(Wanted::Drain) => return self.drain(connection).await,
                         Interrupted::Wanted(_) => {
                             self.cut(&mut connection);
@@ -288,7 +311,7 @@ impl AccountSession {
         };
         let now = self.context.now();
         let settle = (!self.gained.clean).then(|| now.node.plus(config.settle));
-        let follower = Follower::new(self.owner.account, settings, links, settle, now);
+        let follower = Follower::new(settings, links, settle, now);
         self.follower = Some(follower);
     }
 
@@ -350,6 +373,22 @@ impl AccountSession {
                 return Ok(());
             }
             self.pause(TICK).await?;
+        }
+    }
+
+    /// Connects, unless the manager wants something else meanwhile: what is half open is dropped.
+    async fn connect_while_wanted(
+        &mut self,
+        account: &SessionAccount,
+        settings: &PaperSettings,
+    ) -> Result<Result<Connection, BrokerError>, Wanted> {
+        let mut wanted = self.control.wanted.clone();
+        tokio::select! {
+            biased;
+            changed = wanted.wait_for(|wanted| *wanted != Wanted::Run) => {
+                Err(changed.map_or(Wanted::Stop, |wanted| *wanted))
+            }
+            connected = self.connect(account, settings) => Ok(connected),
         }
     }
 
@@ -432,26 +471,50 @@ impl AccountSession {
     }
 
     async fn store_epoch(&mut self, epoch: Epoch) -> Result<(), BrokerError> {
-        let context = Arc::clone(&self.context);
-        let owner = self.owner;
-        let stored =
-            self.context
-                .slow
-                .spawn(async move {
-                    context.directory.store_epoch(owner.account, owner.token, epoch).await
-                })
-                .await
-                .map_err(|panic| BrokerError::Connection(panic.to_string()))?
-                .map_err(|error| BrokerError::Connection(format!("epoch not stored: {error}")))?;
-        if !stored {
-            return Err(BrokerError::Connection("epoch not stored: the lease was lost".into()));
+        let failed = |why: String| BrokerError::Connection(format!("epoch not stored: {why}"));
+        let task =
+            self.context.slow.spawn(store_epoch(Arc::clone(&self.context), self.owner, epoch));
+        match task.await {
+            Ok(Ok(true)) => {}
+            Ok(Ok(false)) => return Err(failed("the lease was lost".into())),
+            Ok(Err(error)) => return Err(failed(error)),
+            Err(panic) => return Err(failed(panic.to_string())),
         }
         self.epoch = Some(epoch);
         Ok(())
     }
 
+    /// The publisher begins epochs by itself, after a hole in its connection or its permit: each
+    /// is stored beside the work, so that the next owner begins above it (H27).
+    fn note_epoch(&mut self, leading: &Leading) {
+        let PublisherStatus::Publishing { epoch } = *leading.status.borrow() else { return };
+        if self.epoch.is_some_and(|known| known >= epoch) {
+            return;
+        }
+        self.epoch = Some(epoch);
+        let (context, owner) = (Arc::clone(&self.context), self.owner);
+        let older = self.storing.replace(self.context.slow.spawn(async move {
+            // Ends with the lease at the latest: then it is refused, and no error any more.
+            while let Err(error) = store_epoch(Arc::clone(&context), owner, epoch).await {
+                tracing::warn!(account = %owner.account, %epoch, %error, "epoch not stored");
+                tokio::time::sleep(LOAD_RETRY).await;
+            }
+        }));
+        if let Some(older) = older {
+            older.abort();
+        }
+    }
+
     /// Works on one connection until something ends it.
-    async fn work(&mut self, connection: &mut Connection) -> Interrupted {
+    ///
+    /// The order of the arms: what ends the work and the clock first, as both come seldom; then
+    /// what the session told, before the answers that came after it; the feed, which can come in
+    /// floods, last.
+    async fn work(
+        &mut self,
+        connection: &mut Connection,
+        account: &mut SessionAccount,
+    ) -> Interrupted {
         let mut tick = tokio::time::interval(TICK);
         tick.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
         loop {
@@ -463,15 +526,17 @@ impl AccountSession {
                         return Interrupted::Wanted(wanted);
                     }
                 }
+                _ = tick.tick() => {
+                    if let Some(interrupted) = self.look_at_the_clock(connection).await {
+                        return interrupted;
+                    }
+                }
                 event = connection.events.next() => {
                     if let SessionEvent::Lost(reason) = event {
                         tracing::warn!(account = %self.owner.account, reason, "session lost");
                         return Interrupted::Again;
                     }
                     self.on_event(connection, event).await;
-                }
-                (master, message) = next_message(&mut self.feeds) => {
-                    self.on_feed(connection, master, message).await;
                 }
                 Some((key, attempt, outcome)) = connection.answers.next() => {
                     metrics::counter!(names::BROKER_CALLS_FINISHED, "outcome" => outcome_word(&outcome)).increment(1);
@@ -480,23 +545,36 @@ impl AccountSession {
                 Some((id, read)) = connection.reads.next() => {
                     self.step(connection, Input::Read { id, read }).await;
                 }
-                Ok(()) = self.control.links.changed() => {
-                    self.reload_links(connection).await;
+                Ok(()) = self.control.links.changed() => self.begin_reload(Duration::ZERO),
+                loaded = finished(&mut self.reloading) => {
+                    if self.take_over(connection, account, loaded).await {
+                        return Interrupted::Again;
+                    }
                 }
-                _ = tick.tick() => {
-                    if self.permission().is_none_or(|p| Some(p.stretch) != self.stretch) {
-                        tracing::info!(account = %self.owner.account, "permission ended, session cut");
-                        return Interrupted::Again;
-                    }
-                    if connection.lead.as_ref().is_some_and(Leading::is_superseded) {
-                        tracing::warn!(account = %self.owner.account, "another publisher speaks for this master");
-                        return Interrupted::Again;
-                    }
-                    self.step(connection, Input::Tick).await;
-                    self.routine_status();
+                (master, message) = next_message(&mut self.feeds) => {
+                    self.on_feed(connection, master, message).await;
                 }
             }
         }
+    }
+
+    /// The end of the permission, the publisher's status, the follower's own waits.
+    async fn look_at_the_clock(&mut self, connection: &mut Connection) -> Option<Interrupted> {
+        if self.permission().is_none_or(|p| Some(p.stretch) != self.stretch) {
+            tracing::info!(account = %self.owner.account, "permission ended, session cut");
+            return Some(Interrupted::Again);
+        }
+        if let Some(leading) = &connection.lead {
+            if let Some(heard) = leading.superseded_by() {
+                tracing::warn!(account = %self.owner.account, %heard, "another publisher speaks for this master");
+                self.epoch = self.epoch.max(Some(heard));
+                return Some(Interrupted::Superseded);
+            }
+            self.note_epoch(leading);
+        }
+        self.step(connection, Input::Tick).await;
+        self.routine_status();
+        None
     }
 
     async fn on_event(&mut self, connection: &mut Connection, event: SessionEvent) {
@@ -531,23 +609,48 @@ impl AccountSession {
         self.step(connection, Input::Feed { master, message }).await;
     }
 
-    async fn reload_links(&mut self, connection: &mut Connection) {
+    /// Reads account and links beside the work; a read that runs already begins anew, because it
+    /// may be older than the change.
+    fn begin_reload(&mut self, wait: Duration) {
         let context = Arc::clone(&self.context);
         let account = self.owner.account;
-        let task = self.context.slow.spawn(async move { load(&context, account).await });
-        match task.await.unwrap_or_else(|panic| Err(panic.to_string())) {
-            Ok((account, links)) if self.follower.is_some() => {
-                self.step(connection, Input::Links(account.links)).await;
-                drop(links);
-                self.attach_feeds();
-            }
-            Ok((_, links)) => {
-                self.begin_following(links);
-                self.attach_feeds();
-            }
-            // The links as they were stay in force; the next change, or the next tenure, reads again.
-            Err(error) => tracing::warn!(account = %account, %error, "links not read again"),
+        if let Some(older) = self.reloading.take() {
+            older.abort();
         }
+        self.reloading = Some(self.context.slow.spawn(async move {
+            tokio::time::sleep(wait).await;
+            load(&context, account).await
+        }));
+    }
+
+    /// Takes over what was read again. True where the session has to begin anew: it is a
+    /// follower or a master now, and was none, or is none any more.
+    async fn take_over(
+        &mut self,
+        connection: &mut Connection,
+        account: &mut SessionAccount,
+        loaded: Load,
+    ) -> bool {
+        let (now, links) = match loaded {
+            Ok(loaded) => loaded,
+            Err(error) => {
+                // The links as they were stay in force until they can be read.
+                tracing::warn!(account = %self.owner.account, %error, "links not read again");
+                self.begin_reload(LOAD_RETRY);
+                return false;
+            }
+        };
+        let begins = self.follower.is_none() && !links.is_empty();
+        let other_master = account.is_master != now.is_master;
+        account.is_master = now.is_master;
+        account.links = now.links;
+        if begins {
+            self.begin_following(links);
+        } else {
+            self.step(connection, Input::Links(links)).await;
+        }
+        self.attach_feeds();
+        begins || other_master
     }
 
     async fn step(&mut self, connection: &mut Connection, input: Input) {
@@ -609,14 +712,20 @@ impl AccountSession {
         // The instruction before the order call: own time ends here.
         let now = context.now();
         let permit = context.gate.permit(self.owner.account, now.node, reserve);
-        let Ok(permit) = permit else {
+        // A permit of a later stretch is for after the reconcile that belongs to it (H4).
+        let permit = permit.ok().filter(|permit| Some(permit.stretch()) == self.stretch);
+        let Some(permit) = permit else {
             let outcome = Outcome::NotSent(NotSent::Gate);
             return follower.step(now, Input::Answer { key, attempt, outcome });
         };
         let mut answer = connection.session.submit(permit, request, attempt);
-        // An answer that is there at once says that nothing left.
-        if let Some(outcome) = ready(&mut answer) {
-            return follower.step(context.now(), Input::Answer { key, attempt, outcome });
+        match ready(&mut answer) {
+            Some(outcome @ Outcome::NotSent(_)) => {
+                return follower.step(context.now(), Input::Answer { key, attempt, outcome });
+            }
+            // It left, and its end is known already: one more answer that comes after.
+            Some(outcome) => answer = Box::pin(std::future::ready(outcome)),
+            None => {}
         }
         metrics::counter!(names::BROKER_CALLS_STARTED, "action" => request.action()).increment(1);
         let effects = follower.submitted(key, attempt, now);
@@ -710,7 +819,11 @@ impl AccountSession {
                 Some((key, attempt, outcome)) = connection.answers.next() => {
                     self.step(connection, Input::Answer { key, attempt, outcome }).await;
                 }
-                () = tokio::time::sleep(TICK) => {}
+                () = tokio::time::sleep(TICK) => {
+                    if self.permission().is_none() {
+                        return false;
+                    }
+                }
             }
         }
     }
@@ -779,8 +892,13 @@ impl AccountSession {
 }
 
 impl Leading {
-    fn is_superseded(&self) -> bool {
-        matches!(*self.status.borrow(), PublisherStatus::Superseded { .. })
+    fn superseded_by(&self) -> Option<Epoch> {
+        match *self.status.borrow() {
+            PublisherStatus::Superseded { heard } => Some(heard),
+            PublisherStatus::Waiting { .. }
+            | PublisherStatus::Publishing { .. }
+            | PublisherStatus::Stopped => None,
+        }
     }
 
     fn learn(&mut self, event: &SessionEvent) {
@@ -806,6 +924,16 @@ impl Leading {
         let book = self.lead.book(&view.positions, &view.pendings, &view.symbols);
         self.publisher.observe(at, book, &closings);
     }
+}
+
+/// False if the lease is lost.
+async fn store_epoch(
+    context: Arc<NodeContext>,
+    owner: Owner,
+    epoch: Epoch,
+) -> Result<bool, String> {
+    let stored = context.directory.store_epoch(owner.account, owner.token, epoch).await;
+    stored.map_err(|error| error.to_string())
 }
 
 async fn load(context: &NodeContext, account: AccountId) -> Load {
@@ -844,19 +972,31 @@ fn read(
     })
 }
 
-/// The next message of any of the feeds; waits for ever without feeds.
+/// The next message of any of the feeds, each in its turn; waits for ever without feeds.
 async fn next_message(
     feeds: &mut [(AccountId, mpsc::Receiver<FeedMessage>)],
 ) -> (AccountId, FeedMessage) {
     std::future::poll_fn(|cx| {
-        for (master, receiver) in feeds.iter_mut() {
+        for place in 0..feeds.len() {
+            let (master, receiver) = &mut feeds[place];
             if let Poll::Ready(Some(message)) = receiver.poll_recv(cx) {
-                return Poll::Ready((*master, message));
+                let master = *master;
+                // A master that floods takes its turn behind the others.
+                feeds[place..].rotate_left(1);
+                return Poll::Ready((master, message));
             }
         }
         Poll::Pending
     })
     .await
+}
+
+/// The result of a task that may run; waits for ever without one. May be dropped and asked again.
+async fn finished(task: &mut Option<JoinHandle<Load>>) -> Load {
+    let Some(running) = task else { return std::future::pending().await };
+    let loaded = running.await.unwrap_or_else(|panic| Err(panic.to_string()));
+    *task = None;
+    loaded
 }
 
 /// The outcome, if it is there without waiting.
@@ -906,5 +1046,49 @@ fn count_plan(
     }
     if duplicates > 0 {
         metrics::counter!(names::DUPLICATES_FOUND).increment(duplicates as u64);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use bus::DoubtReason;
+
+    #[tokio::test]
+    async fn a_master_that_floods_takes_its_turn_behind_the_others() {
+        let account = |id: u64| AccountId::new(id).unwrap();
+        let mut feeds = Vec::new();
+        let mut senders = Vec::new();
+        for (id, messages) in [(1, 5), (2, 2), (3, 0)] {
+            let (sender, receiver) = mpsc::channel(8);
+            for _ in 0..messages {
+                sender.send(FeedMessage::Doubt(DoubtReason::Gap)).await.unwrap();
+            }
+            senders.push(sender);
+            feeds.push((account(id), receiver));
+        }
+        let mut order = Vec::new();
+        for _ in 0..7 {
+            order.push(next_message(&mut feeds).await.0.get());
+        }
+        assert_eq!(order, [1, 2, 1, 2, 1, 1, 1]);
+    }
+
+    #[tokio::test]
+    async fn a_read_beside_the_work_survives_being_asked_for_and_dropped() {
+        let (go, gone) = tokio::sync::oneshot::channel::<()>();
+        let task = tokio::spawn(async move {
+            gone.await.map_err(|e| e.to_string())?;
+            Err("read".to_owned())
+        });
+        let mut reloading: Option<JoinHandle<Load>> = Some(task);
+        tokio::select! {
+            biased;
+            _ = finished(&mut reloading) => panic!("it is not there yet"),
+            () = std::future::ready(()) => {}
+        }
+        go.send(()).unwrap();
+        assert_eq!(finished(&mut reloading).await.unwrap_err(), "read");
+        assert!(reloading.is_none());
     }
 }

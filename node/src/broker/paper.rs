@@ -104,7 +104,7 @@ impl PaperEvents {
     }
 }
 
-fn event_of(change: AccountChange) -> Option<SessionEvent> {
+pub(crate) fn event_of(change: AccountChange) -> Option<SessionEvent> {
     Some(match change {
         AccountChange::PositionOpened { position }
         | AccountChange::PositionModified { position } => SessionEvent::Position(position),
