@@ -149,3 +149,70 @@ fn refused_stops_are_not_sent_again_until_they_change() {
     assert_eq!(world.copy().stop_loss, Some(price("1.08")));
     assert_eq!(world.restless, 0);
 }
+
+#[test]
+fn the_row_of_a_refused_order_says_that_it_was_not_sent_so_that_no_later_owner_waits() {
+    let mut world = World::copying();
+    refuse(&mut world, "open", RejectClass::Requote, 1);
+    world.master_opens(1);
+    world.carry_out();
+    let row = world.pair(1).unwrap();
+    assert_eq!((row.state, row.sent_at), (PairState::Sending, None));
+    world.calm(seconds(4));
+    let row = world.pair(1).unwrap();
+    assert!(row.sent_at.is_some() && row.state == PairState::Open, "{row:?}");
+}
+
+#[test]
+fn an_open_that_is_refused_for_its_stops_is_tried_once_without_them() {
+    let mut world = World::copying();
+    refuse(&mut world, "open", RejectClass::Invalid, 1);
+    let mut position = world.position(1);
+    position.stop_loss = Some(price("1.09000"));
+    world.change(schemas::Change::PositionOpened(position));
+    world.carry_out();
+    world.carry_out();
+    assert_eq!(world.copy().stop_loss, None);
+    world.calm(seconds(4));
+    assert_eq!(world.copy().stop_loss, Some(price("1.09000")), "set when the broker takes it");
+    assert_eq!(world.actions(1), ["open", "open", "modify"]);
+}
+
+#[test]
+fn an_open_without_stops_that_is_refused_is_not_tried_a_second_time() {
+    let mut world = World::copying();
+    refuse(&mut world, "open", RejectClass::Invalid, 9);
+    world.master_opens(1);
+    world.calm(seconds(30));
+    assert_eq!(world.actions(1), ["open"]);
+    assert_eq!(world.state(1), Some(PairState::Failed));
+}
+
+#[test]
+fn a_fill_that_came_while_its_order_was_being_refused_is_copied() {
+    let mut world = World::copying();
+    refuse(&mut world, "place", RejectClass::Invalid, 1);
+    let pending = world.pending(1);
+    world.change(schemas::Change::PendingPlaced(pending));
+    let filled = world.position(1);
+    world.change(schemas::Change::PendingFilled(filled));
+    world.carry_out();
+    world.carry_out();
+    assert_eq!(world.actions(1), ["place", "open"]);
+    assert_eq!(world.state(1), Some(PairState::Open));
+}
+
+#[test]
+fn own_time_is_told_only_where_no_answer_was_waited_for() {
+    let mut world = World::copying();
+    world.master_opens(1);
+    world.master_closes(1);
+    world.calm(seconds(4));
+    let told: Vec<bool> = world
+        .records
+        .iter()
+        .filter(|record| ["open_copy", "close_copy"].contains(&record.action))
+        .map(|record| record.own_time.is_some())
+        .collect();
+    assert_eq!(told, [true, false], "{:?}", world.records);
+}
