@@ -1,3 +1,6 @@
-//! Integration tests of Lockstep with real servers, in one program.
+//! Lockstep as its users run it: real servers, a real broker process, real node processes.
+//!
+//! One program, so that the servers are started once. README.md says what is tested with what.
 
 mod dashboards;
+mod takeover;
