@@ -2,5 +2,10 @@
 //!
 //! One program, so that the servers are started once. README.md says what is tested with what.
 
+mod broker;
+mod bus;
 mod dashboards;
+mod isolation;
+mod leading;
+mod racing;
 mod takeover;

@@ -160,6 +160,17 @@ impl Node {
     }
 }
 
+impl Drop for Node {
+    fn drop(&mut self) {
+        if std::thread::panicking() {
+            #[allow(clippy::print_stderr, reason = "what a failed test leaves for its reader")]
+            {
+                eprintln!("--- {} ---\n{}", self.name, self.process.log_tail());
+            }
+        }
+    }
+}
+
 /// Who owns an account.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Owner {
