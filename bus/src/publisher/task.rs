@@ -8,7 +8,6 @@ use async_nats::connection::State;
 use async_nats::{Client, Message, Statistics, Subject, Subscriber};
 use bytes::Bytes;
 use futures_util::StreamExt;
-use parking_lot::Mutex;
 use schemas::{AccountId, Beacon, Digest, Epoch, Seq, codec, subject};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -66,11 +65,6 @@ impl Voice {
     }
 }
 
-type Pages = Arc<Vec<Bytes>>;
-
-/// Pages of the last snapshot that was encoded, by position.
-type PageCache = Arc<Mutex<Option<((Epoch, Seq), Pages)>>>;
-
 pub(super) struct PublisherTask {
     voice: Voice,
     account: AccountId,
@@ -86,7 +80,6 @@ pub(super) struct PublisherTask {
     askers: Vec<Subject>,
     answered_at: Option<Instant>,
     answering: Arc<AtomicBool>,
-    pages: PageCache,
     metrics: Arc<PublisherMetrics>,
 }
 
@@ -114,7 +107,6 @@ impl PublisherTask {
             askers: Vec::new(),
             answered_at: None,
             answering: Arc::default(),
-            pages: PageCache::default(),
             metrics: Arc::new(PublisherMetrics::new()),
         }
     }
@@ -352,7 +344,6 @@ impl PublisherTask {
             connects,
             account: self.account,
             state,
-            pages: Arc::clone(&self.pages),
             metrics: Arc::clone(&self.metrics),
             _answering: Answering(Arc::clone(&self.answering)),
         };
@@ -393,7 +384,6 @@ struct Reply {
     connects: u64,
     account: AccountId,
     state: StateAt,
-    pages: PageCache,
     metrics: Arc<PublisherMetrics>,
     _answering: Answering,
 }
@@ -402,7 +392,7 @@ impl Reply {
     async fn send(self, askers: Vec<Subject>) {
         let Some(pages) = self.encoded().await else { return };
         for asker in askers {
-            for page in pages.iter() {
+            for page in &pages {
                 let same = self.voice.is_connected() && self.voice.connects() == self.connects;
                 if !same || !(self.voice.may_publish)() {
                     count(names::DROPPED, "reason", "reply_cut");
@@ -418,25 +408,18 @@ impl Reply {
         }
     }
 
-    async fn encoded(&self) -> Option<Pages> {
-        let position = (self.state.epoch, self.state.seq);
-        if let Some((known, pages)) = self.pages.lock().as_ref()
-            && *known == position
-        {
-            return Some(Arc::clone(pages));
-        }
+    async fn encoded(&self) -> Option<Vec<Bytes>> {
+        // Encoded anew for every reply, also where nothing changed: a snapshot says when it was
+        // taken and how much money there is, and a held plan waits for a later one (H41).
         let (state, account) = (self.state.clone(), self.account);
         let rows = state.book.positions.len() + state.book.pendings.len();
         let encode = move || {
             let pages = codec::encode_snapshot(&state.to_snapshot(account));
-            Arc::new(pages.into_iter().map(Bytes::from).collect::<Vec<_>>())
+            pages.into_iter().map(Bytes::from).collect()
         };
-        let pages = if rows <= INLINE_ROWS_MAX {
-            encode()
-        } else {
-            tokio::task::spawn_blocking(encode).await.ok()?
-        };
-        *self.pages.lock() = Some((position, Arc::clone(&pages)));
-        Some(pages)
+        if rows <= INLINE_ROWS_MAX {
+            return Some(encode());
+        }
+        tokio::task::spawn_blocking(encode).await.ok()
     }
 }

@@ -168,6 +168,19 @@ async fn those_who_ask_together_share_one_snapshot_every_250_ms() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_snapshot_of_a_quiet_master_is_as_new_as_its_request() {
+    let server = Nats::start(&Tools::locate().unwrap()).await.unwrap();
+    let (here, there) = (client(&server.url()).await, client(&server.url()).await);
+    let _master = Master::speaking(&here, book_of([1])).await;
+    for _ in 0..2 {
+        let asked_at = wall();
+        let mut replies = ask(&there).await;
+        let reply = tokio::time::timeout(SOON, replies.next()).await.unwrap().unwrap();
+        assert!(codec::decode_snapshot_page(&reply.payload).unwrap().at_us >= asked_at);
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn ten_thousand_positions_arrive_in_pages() {
     let server = Nats::start(&Tools::locate().unwrap()).await.unwrap();
     let (here, there) = (client(&server.url()).await, client(&server.url()).await);
