@@ -4,8 +4,10 @@
 
 mod broker;
 mod bus;
+mod command_line;
 mod dashboards;
 mod isolation;
 mod leading;
+mod publishing;
 mod racing;
 mod takeover;
