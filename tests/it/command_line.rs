@@ -34,8 +34,17 @@ async fn accounts_and_links_are_added_listed_and_switched() {
     let db = Database::new("cli").await;
     db.done(&["account", "add", "boss", "--platform", "external"]).await;
     db.done(&["account", "add", "one", "--address", "127.0.0.1:4100"]).await;
-    db.done(&["account", "add", "two", "--address", "127.0.0.1:4100", "--login", "77", "--disabled"])
-        .await;
+    db.done(&[
+        "account",
+        "add",
+        "two",
+        "--address",
+        "127.0.0.1:4100",
+        "--login",
+        "77",
+        "--disabled",
+    ])
+    .await;
     let table = db.done(&["account", "list"]).await;
     for word in ["NAME", "boss", "external", "one", "two", "no"] {
         assert!(table.contains(word), "{word}: {table}");

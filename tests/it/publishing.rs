@@ -12,7 +12,8 @@ async fn a_dry_run_says_what_would_be_played_and_what_the_file_does_not_say() {
 
 #[tokio::test]
 async fn a_malformed_history_names_file_row_and_column_and_gives_exit_code_two() {
-    const HEADER: &str = "ticket,open_time,side,lots,symbol,open_price,sl,tp,close_time,close_price,comment\n";
+    const HEADER: &str =
+        "ticket,open_time,side,lots,symbol,open_price,sl,tp,close_time,close_price,comment\n";
     const GOOD: &str = "1,2025.03.04 09:00:00,buy,0.30,EURUSD,1.05,,,2025.03.04 10:00:00,1.06,\n";
     let folder = std::env::temp_dir().join(format!("it-malformed-{}", std::process::id()));
     std::fs::create_dir_all(&folder).unwrap();
@@ -20,7 +21,13 @@ async fn a_malformed_history_names_file_row_and_column_and_gives_exit_code_two()
         ("lots.csv", GOOD.replace("0.30", "many"), "row 3", "lots", "many"),
         ("price.csv", GOOD.replace(",1.05,", ",-1,"), "row 3", "open_price", "-1"),
         ("side.csv", GOOD.replace("buy", "hold"), "row 3", "side", "hold"),
-        ("time.csv", GOOD.replace("2025.03.04 09", "2025.13.04 09"), "row 3", "open_time", "2025.13"),
+        (
+            "time.csv",
+            GOOD.replace("2025.03.04 09", "2025.13.04 09"),
+            "row 3",
+            "open_time",
+            "2025.13",
+        ),
     ];
     let mut wrong = Vec::new();
     for (name, bad, row, column, value) in cases {

@@ -1,7 +1,7 @@
 //! Owners that end, in an orderly way and not.
 
-use lockstep::cli::demo::judge::{JudgedFollower, Volumes, judge};
 use lockstep::cli::demo::SETTLE_AND_READ;
+use lockstep::cli::demo::judge::{JudgedFollower, Volumes, judge};
 use lockstep_tests::master::Master;
 use lockstep_tests::oracle::{State, assert_clean, orders};
 use lockstep_tests::world::{EURUSD, SOON, TAKEOVER, World, owners, until, wall};

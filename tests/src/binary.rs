@@ -36,8 +36,11 @@ fn is_fresh(binary: &Path) -> bool {
     let Some(built) = modified(binary) else { return false };
     let Ok(list) = std::fs::read_to_string(binary.with_extension("d")) else { return false };
     let Some((_, sources)) = list.split_once(": ") else { return false };
-    let sources: Vec<PathBuf> =
-        sources.replace("\\ ", "\0").split_whitespace().map(|s| s.replace('\0', " ").into()).collect();
+    let sources: Vec<PathBuf> = sources
+        .replace("\\ ", "\0")
+        .split_whitespace()
+        .map(|s| s.replace('\0', " ").into())
+        .collect();
     let Ok(main) = workspace().join("node/src/main.rs").canonicalize() else { return false };
     sources.contains(&main)
         && sources.iter().all(|source| modified(source).is_some_and(|changed| changed <= built))
@@ -54,7 +57,9 @@ fn workspace() -> PathBuf {
 fn build(folder: &Path) {
     let cargo = std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into());
     let mut command = Command::new(cargo);
-    command.current_dir(workspace()).args(["build", "--quiet", "-p", "lockstep", "--bin", "lockstep"]);
+    command
+        .current_dir(workspace())
+        .args(["build", "--quiet", "-p", "lockstep", "--bin", "lockstep"]);
     // The folder is TARGET/PROFILE; `debug` is the name of the profile `dev`.
     match folder.file_name().and_then(|name| name.to_str()) {
         Some("debug") | None => {}

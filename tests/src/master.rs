@@ -1,7 +1,7 @@
 //! An external master that the test moves by hand, with the publisher that every master has.
 
-use bus::{ClientSettings, Publisher, PublisherHandle, PublisherSettings, start_epoch};
 use crate::world::{EURUSD, PRICE, wall};
+use bus::{ClientSettings, Publisher, PublisherHandle, PublisherSettings, start_epoch};
 use schemas::{
     AccountId, Book, Change, CloseReason, Funds, Lots, MasterPending, MasterPosition, MasterTicket,
     Micros, PendingKind, Price, Side, Symbol,

@@ -55,11 +55,7 @@ pub fn wall() -> Micros {
 }
 
 /// Looks until there is an answer; says what it waited for when there is none.
-pub async fn until<T>(
-    what: &str,
-    limit: Duration,
-    mut look: impl AsyncFnMut() -> Option<T>,
-) -> T {
+pub async fn until<T>(what: &str, limit: Duration, mut look: impl AsyncFnMut() -> Option<T>) -> T {
     let deadline = Instant::now() + limit;
     loop {
         if let Some(found) = look().await {
@@ -441,11 +437,7 @@ impl World {
 
     /// Waits until every follower holds what it should for this state of the master, and returns
     /// the ledger that says so.
-    pub async fn until_equal(
-        &self,
-        limit: Duration,
-        master: impl Fn(&Ledger) -> State,
-    ) -> Ledger {
+    pub async fn until_equal(&self, limit: Duration, master: impl Fn(&Ledger) -> State) -> Ledger {
         let deadline = Instant::now() + limit;
         loop {
             let ledger = self.ledger().await;

@@ -4,6 +4,7 @@ use super::table::{TableRow, or_dash, print_rows};
 use super::{CliError, DatabaseArg, block_on};
 use crate::directory::{self, AccountRow, DirectoryError, NewAccount};
 use clap::{Args, Subcommand};
+use schemas::AccountId;
 
 /// Arguments of `lockstep account`.
 #[derive(Debug, Args)]
@@ -21,14 +22,14 @@ enum AccountVerb {
         /// Name, unique: letters, digits, '.', '_' and '-'.
         name: String,
         /// Platform: `paper`, or `external` for a master whose publisher is not a node.
-        #[arg(long, default_value = "paper")]
+        #[arg(long, default_value = "paper", value_parser = ["paper", "external"])]
         platform: String,
         /// Address of the paper broker, such as 127.0.0.1:4100.
-        #[arg(long, value_name = "HOST:PORT")]
+        #[arg(long, value_name = "HOST:PORT", value_parser = host_and_port)]
         address: Option<String>,
         /// Account number at the paper broker; default: the number this account gets here.
-        #[arg(long)]
-        login: Option<u64>,
+        #[arg(long, allow_negative_numbers = true)]
+        login: Option<AccountId>,
         /// Add it switched off.
         #[arg(long)]
         disabled: bool,
@@ -81,6 +82,42 @@ impl From<DirectoryError> for CliError {
     }
 }
 
+/// An error in the words of the command line, if the database refused by a rule that has some.
+pub(super) fn refused(
+    error: DirectoryError,
+    explain: impl FnOnce(&str) -> Option<String>,
+) -> CliError {
+    let explained = match &error {
+        DirectoryError::Database(sqlx::Error::Database(refusal)) => {
+            refusal.constraint().and_then(explain)
+        }
+        _ => None,
+    };
+    explained.map_or_else(|| error.into(), CliError::Usage)
+}
+
+fn explain(rule: &str, name: &str) -> Option<String> {
+    match rule {
+        "trading_accounts_name_unique" => {
+            Some(format!("name {name:?}: there is an account of this name already"))
+        }
+        "trading_accounts_name_word" => Some(format!(
+            "name {name:?}: must be 1 to 64 letters, digits, '.', '_' and '-', and begin with a \
+             letter or a digit"
+        )),
+        _ => None,
+    }
+}
+
+/// HOST:PORT with a port above 0.
+fn host_and_port(text: &str) -> Result<String, String> {
+    let parts = text.rsplit_once(':').filter(|(host, _)| !host.is_empty());
+    match parts.map(|(_, port)| port.parse::<u16>()) {
+        Some(Ok(1..)) => Ok(text.to_owned()),
+        _ => Err("must be HOST:PORT with a port from 1 to 65535".into()),
+    }
+}
+
 /// Runs `lockstep account`.
 #[allow(clippy::print_stdout, reason = "a verb answers on stdout")]
 pub fn run(args: AccountArgs) -> Result<(), CliError> {
@@ -98,7 +135,7 @@ pub fn run(args: AccountArgs) -> Result<(), CliError> {
                     connection.insert("address".into(), address.into());
                 }
                 if let Some(login) = login {
-                    connection.insert("login".into(), login.into());
+                    connection.insert("login".into(), login.get().into());
                 }
                 let new = NewAccount {
                     name,
@@ -106,7 +143,9 @@ pub fn run(args: AccountArgs) -> Result<(), CliError> {
                     connection: connection.into(),
                     enabled: !disabled,
                 };
-                let id = directory::add_account(&mut db, &new).await?;
+                let id = directory::add_account(&mut db, &new)
+                    .await
+                    .map_err(|error| refused(error, |rule| explain(rule, &new.name)))?;
                 println!("account {id} added: {}", new.name);
             }
             AccountVerb::List { json } => {

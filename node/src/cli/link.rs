@@ -1,5 +1,6 @@
 //! `lockstep link`: add, list, switch on and off.
 
+use super::account::refused;
 use super::table::{TableRow, print_rows};
 use super::{CliError, DatabaseArg, block_on};
 use crate::directory::{self, LinkRow, NewLink};
@@ -50,10 +51,10 @@ struct AddArgs {
     #[arg(long, value_enum, default_value = "multiplier")]
     sizing: SizingWord,
     /// Multiplier, lots, or the factor on the ratio.
-    #[arg(long, default_value = "1")]
+    #[arg(long, default_value = "1", allow_negative_numbers = true)]
     value: Decimal,
     /// The number that marks this link's orders at the follower's broker; default: a free one.
-    #[arg(long)]
+    #[arg(long, allow_negative_numbers = true)]
     magic: Option<Magic>,
     /// Below the smallest volume: `skip` or `use-min`.
     #[arg(long, value_enum, default_value = "skip")]
@@ -62,7 +63,8 @@ struct AddArgs {
     #[arg(long, value_enum, default_value = "clamp")]
     above_max: AboveMaxWord,
     /// How far, in points, the price may have moved for a copy that comes late.
-    #[arg(long, default_value_t = 20)]
+    #[arg(long, default_value_t = 20, allow_negative_numbers = true,
+        value_parser = clap::value_parser!(u32).range(..=SLIPPAGE_POINTS_MAX))]
     slippage_points: u32,
     /// Scale by the contract sizes of the two brokers.
     #[arg(long)]
@@ -83,7 +85,7 @@ struct AddArgs {
     #[arg(long = "symbol", value_name = "MASTER=FOLLOWER", value_parser = symbol_pair)]
     symbols: Vec<(Symbol, Symbol)>,
     /// What the follower's broker appends to every symbol.
-    #[arg(long, default_value = "")]
+    #[arg(long, default_value = "", value_parser = symbol_suffix)]
     symbol_suffix: String,
 }
 
@@ -121,6 +123,21 @@ enum BelowMinWord {
 enum AboveMaxWord {
     Clamp,
     Skip,
+}
+
+/// Longest suffix that a link can have; the table's own rule.
+const SUFFIX_CHARS_MAX: usize = 16;
+/// More is no limit any more: at five digits it is a price of ten.
+const SLIPPAGE_POINTS_MAX: i64 = 1_000_000;
+/// Largest value of a sizing; the table's own rule.
+const VALUE_MAX: Decimal = Decimal::from_parts(1_000_000, 0, 0, false, 0);
+
+fn symbol_suffix(text: &str) -> Result<String, String> {
+    if text.chars().count() <= SUFFIX_CHARS_MAX {
+        Ok(text.to_owned())
+    } else {
+        Err(format!("must be at most {SUFFIX_CHARS_MAX} characters"))
+    }
 }
 
 fn symbol_pair(text: &str) -> Result<(Symbol, Symbol), String> {
@@ -164,8 +181,11 @@ pub fn run(args: LinkArgs) -> Result<(), CliError> {
         let mut db = args.database.connect().await?;
         match args.verb {
             LinkVerb::Add(add) => {
+                let between = format!("link from {} to {}", add.master, add.follower);
                 let new = new_link(&mut db, *add).await?;
-                let id = directory::add_link(&mut db, &new).await?;
+                let id = directory::add_link(&mut db, &new)
+                    .await
+                    .map_err(|error| refused(error, |rule| explain(rule, &between, new.magic)))?;
                 println!("link {id} added");
             }
             LinkVerb::List { json } => print_rows(&directory::list_links(&mut db).await?, json)?,
@@ -176,12 +196,44 @@ pub fn run(args: LinkArgs) -> Result<(), CliError> {
     })?
 }
 
+fn explain(rule: &str, between: &str, magic: Option<Magic>) -> Option<String> {
+    match rule {
+        "copy_links_magic_unique_per_follower" => {
+            let magic = magic.map_or_else(|| "the next free one".to_owned(), |m| m.to_string());
+            Some(format!("--magic {magic}: another link of this follower has it, or had it"))
+        }
+        "copy_links_one_per_master_and_follower" => {
+            Some(format!("{between}: there is one already"))
+        }
+        "copy_links_no_cycle" => Some(format!("{between}: would close a cycle of copies")),
+        _ => None,
+    }
+}
+
 async fn new_link(db: &mut sqlx::PgConnection, add: AddArgs) -> Result<NewLink, CliError> {
     let sizing = directory::sizing_from(add.sizing.word(), add.value)
         .map_err(|problem| CliError::Usage(format!("--value {problem}")))?;
+    if add.value > VALUE_MAX {
+        return Err(CliError::Usage(format!(
+            "--value must be at most {VALUE_MAX}, got {}",
+            add.value
+        )));
+    }
+    let master = directory::account_id(db, &add.master).await?;
+    let follower = directory::account_id(db, &add.follower).await?;
+    if master == follower {
+        return Err(CliError::Usage(format!("link from {} to itself", add.master)));
+    }
+    let accounts = directory::list_accounts(db).await?;
+    if accounts.iter().any(|account| account.id == follower && account.platform == "external") {
+        return Err(CliError::Usage(format!(
+            "follower {:?}: an external account only publishes; no node can trade on it",
+            add.follower
+        )));
+    }
     Ok(NewLink {
-        master: directory::account_id(db, &add.master).await?,
-        follower: directory::account_id(db, &add.follower).await?,
+        master,
+        follower,
         magic: add.magic,
         sizing,
         below_min: match add.below_min {

@@ -25,8 +25,8 @@ pub struct PublishArgs {
     #[arg(long, value_name = "FILE")]
     history: PathBuf,
     /// Number of the master's account; add it with `lockstep account add NAME --platform external`.
-    #[arg(long)]
-    account: AccountId,
+    #[arg(long, required_unless_present = "dry_run")]
+    account: Option<AccountId>,
     /// Seconds of the history in one second.
     #[arg(long, default_value_t = 60.0, value_parser = speed)]
     speed: f64,
@@ -69,11 +69,9 @@ pub fn run(args: PublishArgs) -> Result<(), CliError> {
     let history = load(&args.history)?;
     let steps = history::timeline(&history);
     describe(&history, &steps, args.speed);
-    if args.dry_run {
-        return Ok(());
-    }
+    let Some(account) = args.account.filter(|_| !args.dry_run) else { return Ok(()) };
     super::node::start_log("warn,lockstep=info")?;
-    block_on(play(&args, &steps))?
+    block_on(play(&args, account, &steps))?
 }
 
 #[allow(clippy::print_stdout, reason = "a verb answers on stdout")]
@@ -93,18 +91,18 @@ fn describe(history: &History, steps: &[Step], speed: f64) {
 }
 
 #[allow(clippy::print_stdout, reason = "a verb answers on stdout")]
-async fn play(args: &PublishArgs, steps: &[Step]) -> Result<(), CliError> {
-    let name = format!("publish-{}", args.account);
+async fn play(args: &PublishArgs, account: AccountId, steps: &[Step]) -> Result<(), CliError> {
+    let name = format!("publish-{account}");
     let client = bus::connect(&ClientSettings::new(args.nats.clone(), &name))
         .await
         .map_err(|error| CliError::missing("bus", error))?;
     let clock = NodeClock::system();
-    let heard = hear_epoch(&client, args.account, LISTEN_FOR)
+    let heard = hear_epoch(&client, account, LISTEN_FOR)
         .await
         .map_err(|error| CliError::missing("bus", error))?;
     let publisher = Publisher::start(
         client,
-        args.account,
+        account,
         start_epoch(clock.wall(), None, heard),
         PublisherSettings::default(),
         // An external publisher has no lease; the highest epoch wins.

@@ -23,8 +23,8 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 use tokio::signal::unix::{SignalKind, signal};
-pub use world::{LEASE_SETTINGS, SETTLE_AND_READ};
 use world::World;
+pub use world::{LEASE_SETTINGS, SETTLE_AND_READ};
 
 /// Tickets of one pass differ from those of another by this: no ticket is used twice.
 const PASS_TICKETS: u64 = 1_000_000_000_000_000;
