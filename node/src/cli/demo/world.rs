@@ -44,26 +44,23 @@ fn multiplier(index: u32) -> Decimal {
 }
 
 /// Everything that runs.
-pub struct World {
+pub(super) struct World {
     /// Bus.
-    pub nats: Nats,
+    pub(super) nats: Nats,
     /// Where the demo's database is.
-    pub database_url: String,
+    pub(super) database_url: String,
     /// Driver and auditor of the paper broker.
-    pub driver: PaperDriver,
-    /// Address of the paper broker.
-    pub paper_address: String,
+    pub(super) driver: PaperDriver,
     /// The nodes, with their names.
-    pub nodes: Vec<(String, ManagedProcess)>,
+    pub(super) nodes: Vec<(String, ManagedProcess)>,
     /// The master.
-    pub master: AccountId,
+    pub(super) master: AccountId,
     /// Its followers.
-    pub followers: Vec<JudgedFollower>,
+    pub(super) followers: Vec<JudgedFollower>,
     /// Volume limits by symbol.
-    pub volumes: BTreeMap<Symbol, Volumes>,
+    pub(super) volumes: BTreeMap<Symbol, Volumes>,
     _postgres: Postgres,
     _paper: ManagedProcess,
-    _folder: PathBuf,
 }
 
 impl std::fmt::Debug for World {
@@ -78,7 +75,7 @@ fn missing(what: &str) -> impl FnOnce(devstack::DevstackError) -> CliError + '_ 
 
 impl World {
     /// Starts servers, broker and nodes, and waits until every follower is being copied to.
-    pub async fn start(
+    pub(super) async fn start(
         args: &DemoArgs,
         history: &History,
         mut say: impl FnMut(&str),
@@ -104,14 +101,12 @@ impl World {
             nats,
             database_url,
             driver,
-            paper_address,
             nodes: Vec::new(),
             master,
             followers,
             volumes,
             _postgres: postgres,
             _paper: paper,
-            _folder: PathBuf::new(),
         };
         say(&format!("starting {} nodes for {} followers", args.nodes, args.followers));
         for index in 0..args.nodes {
@@ -121,7 +116,7 @@ impl World {
     }
 
     /// Starts node number `index`.
-    pub fn start_node(&mut self, index: u32, args: &DemoArgs) -> Result<(), CliError> {
+    pub(super) fn start_node(&mut self, index: u32, args: &DemoArgs) -> Result<(), CliError> {
         let name = format!("demo-node-{}", index + 1);
         let mut spec = ProcessSpec::new(&name, own_binary()?)
             .arg("node")
@@ -153,14 +148,14 @@ impl World {
     }
 
     /// A connection to the demo's database.
-    pub async fn database(&self) -> Result<PgConnection, CliError> {
+    pub(super) async fn database(&self) -> Result<PgConnection, CliError> {
         crate::database::connect(&self.database_url, "demo")
             .await
             .map_err(|error| CliError::missing("database", error))
     }
 
     /// Waits until every follower is owned and its session copies.
-    pub async fn wait_until_copying(&self) -> Result<(), CliError> {
+    pub(super) async fn wait_until_copying(&self) -> Result<(), CliError> {
         let mut db = self.database().await?;
         let wanted = self.followers.len() as i64;
         let deadline = Instant::now() + START_LIMIT;
@@ -189,7 +184,7 @@ impl World {
     }
 
     /// Token and owner of every account, by the database.
-    pub async fn owners(
+    pub(super) async fn owners(
         db: &mut PgConnection,
     ) -> Result<BTreeMap<AccountId, (i64, Option<String>)>, CliError> {
         let rows = sqlx::query("select id, lease_token, node_id from trading_accounts")
@@ -205,7 +200,7 @@ impl World {
     }
 
     /// Ends the nodes in an orderly way.
-    pub async fn stop(&self) {
+    pub(super) async fn stop(&self) {
         for (_, node) in &self.nodes {
             // A node that was killed has nothing to end.
             let _killed_before = node.stop(Duration::from_secs(10)).await;
@@ -318,6 +313,6 @@ async fn enter(
 }
 
 /// Where a history comes from, for people.
-pub fn source_name(path: &Path) -> String {
+pub(super) fn source_name(path: &Path) -> String {
     path.file_name().map_or_else(|| "demo".into(), |name| name.to_string_lossy().into_owned())
 }
