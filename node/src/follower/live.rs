@@ -2,8 +2,8 @@
 
 use super::queue::{Attempt, TicketKey, Turn};
 use super::state::{
-    Cause, Effect, Follower, Link, Now, OPEN_TRIES_MAX, OnItsWay, Planned, RETRY_FIRST, RETRY_MAX,
-    Reason, Record, RecordOutcome, Retry, TakenBack, UNRESOLVED_LOOK,
+    Cause, Effect, Follower, Link, Master, Now, OPEN_TRIES_MAX, OnItsWay, Planned, RETRY_FIRST,
+    RETRY_MAX, Reason, Record, RecordOutcome, Retry, TakenBack, UNRESOLVED_LOOK,
 };
 use crate::broker::{Outcome, SessionEvent};
 use crate::clock::NodeTime;
@@ -12,8 +12,8 @@ use reconcile::{
     Stops, TicketInput, plan_ticket, tag,
 };
 use schemas::{
-    BrokerPending, BrokerPosition, FollowerTicket, Lots, MasterPending, Micros, OrderDone,
-    RejectClass, Rejection, Side, Symbol,
+    BrokerPending, BrokerPosition, FollowerTicket, Lots, MasterPending, MasterTicket, Micros,
+    OrderDone, RejectClass, Rejection, Side, Symbol,
 };
 use std::time::Duration;
 
@@ -109,11 +109,7 @@ impl Follower {
         let link = self.links.get(&key.link)?;
         let view = self.view.as_ref()?;
         let master = self.masters.get(&link.rules.master)?;
-        let book = &master.snapshot.book;
-        let wanted = match book.positions.get(&key.ticket) {
-            Some(position) => Some(MasterView::Position(position)),
-            None => book.pendings.get(&key.ticket).map(MasterView::Pending),
-        };
+        let wanted = master.wanted(key.ticket);
         let pair = link.pairs.main(key.ticket);
         if wanted.is_none() && pair.is_none_or(|pair| link.is_unproven(pair)) {
             return None;
@@ -355,7 +351,9 @@ impl Follower {
         let opens = begins_copy(&order.step);
         if class == RejectClass::StaleToken {
             // The account is somebody else's by now, and so is every word about its trades.
-            self.take_back(key, &order);
+            if opens {
+                self.take_back(key, &order);
+            }
             return self.look_again(key, now.node.plus(RETRY_FIRST), Reason::NotSent);
         }
         let passes = matches!(class, RejectClass::Requote | RejectClass::Later)
@@ -739,6 +737,15 @@ impl<'a> From<&'a BrokerPending> for Appeared<'a> {
             is_pending: true,
             at: o.placed_at,
         }
+    }
+}
+
+impl Master {
+    /// What the master has under a ticket.
+    fn wanted(&self, ticket: MasterTicket) -> Option<MasterView<'_>> {
+        let book = &self.snapshot.book;
+        let position = book.positions.get(&ticket).map(MasterView::Position);
+        position.or_else(|| book.pendings.get(&ticket).map(MasterView::Pending))
     }
 }
 

@@ -28,9 +28,8 @@
 //!     sent leaves no trace that a later owner would wait for.
 //!
 //! Not covered: an MT4 copy that is partly closed by hand before any answer named it keeps no
-//! tag, so its pair waits for a person. A pending order that the broker refused counts as failed
-//! for the next owner, who does not copy its fill. The permit, the socket and the rows are the
-//! shell's: `account::session`.
+//! tag, so its pair waits for a person. The permit, the socket and the rows are the shell's:
+//! `account::session`.
 
 mod feed;
 mod live;

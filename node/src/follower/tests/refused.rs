@@ -216,3 +216,17 @@ fn own_time_is_told_only_where_no_answer_was_waited_for() {
         .collect();
     assert_eq!(told, [true, false], "{:?}", world.records);
 }
+
+#[test]
+fn a_close_refused_for_its_old_token_stays_a_close_with_a_newer_row_each_time() {
+    let mut world = World::copying();
+    world.master_opens(1);
+    world.carry_out();
+    refuse(&mut world, "close", RejectClass::StaleToken, 2);
+    world.master_closes(1);
+    world.carry_out();
+    assert_eq!(world.state(1), Some(PairState::Closing));
+    world.calm(seconds(20));
+    assert_eq!(world.state(1), Some(PairState::Closed));
+    assert!(world.positions().is_empty());
+}
