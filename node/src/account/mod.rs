@@ -1,8 +1,11 @@
 //! One leased account: its session at the broker, its publishing, its copying.
 
+mod executing;
 pub mod lead;
+mod leading;
 pub mod manager;
 pub mod metrics;
+mod reading;
 pub mod rows;
 pub mod session;
 pub mod view;

@@ -15,31 +15,27 @@
 //!
 //! Not covered: which accounts there are; `account::manager` starts and stops tenures.
 
-use super::lead::Lead;
+use super::leading::Leading;
 use super::metrics::names;
+use super::reading::{Load, load};
 use super::rows::{self, Owner};
-use super::view::AccountView;
 use crate::broker::paper::{
     self as paper_platform, PaperBrokerSession, PaperEvents, PaperSettings,
 };
-use crate::broker::{BrokerError, BrokerSession, NotSent, Outcome, SessionEvent};
+use crate::broker::{BrokerError, BrokerSession, Outcome, SessionEvent};
 use crate::clock::{NodeClock, NodeTime};
 use crate::config::NodeConfig;
 use crate::directory::{Directory, SessionAccount};
 use crate::follower::{
-    AccountRead, Attempt, Effect, Follower, FollowerSettings, Input, Now, Record, TicketKey,
+    AccountRead, Attempt, Effect, Follower, FollowerSettings, Input, Now, TicketKey,
 };
 use crate::gate::Gate;
 use crate::lease::TenureKey;
-use crate::writer::{AccountStatus, Row, RowSink, Writer, store::PgRows};
-use bus::{
-    Closing, FeedMessage, Feeds, Publisher, PublisherHandle, PublisherSettings, PublisherStatus,
-    start_epoch,
-};
+use crate::writer::{AccountStatus, Row, Writer, store::PgRows};
+use bus::{FeedMessage, Feeds};
 use futures_util::stream::{FuturesUnordered, StreamExt};
-use reconcile::{FollowerHistory, Limits};
-use schemas::{AccountId, AccountSnapshot, Epoch, Micros, NodeId, Symbol, SymbolSpec};
-use std::collections::{BTreeMap, BTreeSet};
+use reconcile::Limits;
+use schemas::{AccountId, Epoch, NodeId, Symbol};
 use std::future::Future;
 use std::pin::Pin;
 use std::sync::Arc;
@@ -58,7 +54,7 @@ const OPEN_RETRY_FIRST: Duration = Duration::from_millis(200);
 /// Longest such wait.
 const OPEN_RETRY_MAX: Duration = Duration::from_secs(5);
 /// Wait before rows that could not be read are asked for again.
-const LOAD_RETRY: Duration = Duration::from_secs(1);
+pub(super) const LOAD_RETRY: Duration = Duration::from_secs(1);
 /// Wait before a master whose publisher was outbid speaks again.
 const SUPERSEDED_WAIT: Duration = Duration::from_secs(1);
 /// How long a draining account waits for its last answers.
@@ -100,7 +96,7 @@ pub struct NodeContext {
 }
 
 impl NodeContext {
-    fn now(&self) -> Now {
+    pub(super) fn now(&self) -> Now {
         Now { node: self.clock.now(), wall: self.clock.wall() }
     }
 }
@@ -153,22 +149,21 @@ pub async fn run(context: Arc<NodeContext>, gained: Gained, control: Control) ->
     ended
 }
 
-type Load = Result<(SessionAccount, Vec<(reconcile::LinkRules, reconcile::Pairs)>), String>;
 type AnswerFuture = Pin<Box<dyn Future<Output = (TicketKey, Attempt, Outcome)> + Send>>;
-type ReadFuture = Pin<Box<dyn Future<Output = (u64, Option<AccountRead>)> + Send>>;
+pub(super) type ReadFuture = Pin<Box<dyn Future<Output = (u64, Option<AccountRead>)> + Send>>;
 
-struct AccountSession {
-    context: Arc<NodeContext>,
+pub(super) struct AccountSession {
+    pub(super) context: Arc<NodeContext>,
     gained: Gained,
-    owner: Owner,
+    pub(super) owner: Owner,
     control: Control,
-    follower: Option<Follower>,
+    pub(super) follower: Option<Follower>,
     feeds: Vec<(AccountId, mpsc::Receiver<FeedMessage>)>,
-    stretch: Option<u64>,
+    pub(super) stretch: Option<u64>,
     /// Highest epoch that is stored, or was heard from another publisher.
-    epoch: Option<Epoch>,
+    pub(super) epoch: Option<Epoch>,
     /// An epoch that the publisher began by itself, while it is being stored.
-    storing: Option<JoinHandle<()>>,
+    pub(super) storing: Option<JoinHandle<()>>,
     /// Account and links are being read again, since they changed.
     reloading: Option<JoinHandle<Load>>,
     last_status: Option<NodeTime>,
@@ -176,21 +171,12 @@ struct AccountSession {
 }
 
 /// What belongs to one connection to the broker.
-struct Connection {
-    session: Arc<PaperBrokerSession>,
+pub(super) struct Connection {
+    pub(super) session: Arc<PaperBrokerSession>,
     events: PaperEvents,
-    answers: FuturesUnordered<AnswerFuture>,
-    reads: FuturesUnordered<ReadFuture>,
+    pub(super) answers: FuturesUnordered<AnswerFuture>,
+    pub(super) reads: FuturesUnordered<ReadFuture>,
     lead: Option<Leading>,
-}
-
-/// The publishing half of an account that is a master.
-struct Leading {
-    lead: Lead,
-    publisher: PublisherHandle,
-    status: watch::Receiver<PublisherStatus>,
-    /// Used where the account has no follower, and so no view of its own.
-    view: Option<AccountView>,
 }
 
 /// Why the work on one connection ended.
@@ -428,83 +414,6 @@ impl AccountSession {
         Ok(connection)
     }
 
-    /// Starts to speak as a master, with an epoch that is stored before the first word.
-    async fn begin_leading(
-        &mut self,
-        account: &SessionAccount,
-        session: &Arc<PaperBrokerSession>,
-        snapshot: &AccountSnapshot,
-        symbols: &[SymbolSpec],
-    ) -> Result<Leading, BrokerError> {
-        let oldest = snapshot.positions.iter().map(|p| p.opened_at).min();
-        let history = session.history(oldest.unwrap_or(snapshot.at)).await?;
-        let magics = account.links.iter().map(|link| link.magic);
-        let mut lead = Lead::new(magics, &history);
-        let view = AccountView::new(snapshot, symbols.to_vec());
-        let epoch = start_epoch(self.context.clock.wall(), self.epoch, None);
-        self.store_epoch(epoch).await?;
-        let gate = self.context.gate.clone();
-        let clock = self.context.clock.clone();
-        let owner = self.owner;
-        let may_publish = Arc::new(move || {
-            gate.permission(owner.account, clock.now()).is_some_and(|p| p.token == owner.token)
-        });
-        let publisher = Publisher::start(
-            self.context.bus.clone(),
-            owner.account,
-            epoch,
-            PublisherSettings {
-                beacon_interval: self.context.config.beacon,
-                ..PublisherSettings::default()
-            },
-            may_publish,
-            &self.context.hot,
-        );
-        if let Some(funds) = &snapshot.funds {
-            publisher.set_funds(funds.clone());
-        }
-        let book = lead.book(&view.positions, &view.pendings, &view.symbols);
-        publisher.observe(self.context.clock.wall(), book, &BTreeMap::new());
-        let status = publisher.status();
-        let view = self.follower.is_none().then_some(view);
-        Ok(Leading { lead, publisher, status, view })
-    }
-
-    async fn store_epoch(&mut self, epoch: Epoch) -> Result<(), BrokerError> {
-        let failed = |why: String| BrokerError::Connection(format!("epoch not stored: {why}"));
-        let task =
-            self.context.slow.spawn(store_epoch(Arc::clone(&self.context), self.owner, epoch));
-        match task.await {
-            Ok(Ok(true)) => {}
-            Ok(Ok(false)) => return Err(failed("the lease was lost".into())),
-            Ok(Err(error)) => return Err(failed(error)),
-            Err(panic) => return Err(failed(panic.to_string())),
-        }
-        self.epoch = Some(epoch);
-        Ok(())
-    }
-
-    /// The publisher begins epochs by itself, after a hole in its connection or its permit: each
-    /// is stored beside the work, so that the next owner begins above it (H27).
-    fn note_epoch(&mut self, leading: &Leading) {
-        let PublisherStatus::Publishing { epoch } = *leading.status.borrow() else { return };
-        if self.epoch.is_some_and(|known| known >= epoch) {
-            return;
-        }
-        self.epoch = Some(epoch);
-        let (context, owner) = (Arc::clone(&self.context), self.owner);
-        let older = self.storing.replace(self.context.slow.spawn(async move {
-            // Ends with the lease at the latest: then it is refused, and no error any more.
-            while let Err(error) = store_epoch(Arc::clone(&context), owner, epoch).await {
-                tracing::warn!(account = %owner.account, %epoch, %error, "epoch not stored");
-                tokio::time::sleep(LOAD_RETRY).await;
-            }
-        }));
-        if let Some(older) = older {
-            older.abort();
-        }
-    }
-
     /// Works on one connection until something ends it.
     ///
     /// The order of the arms: what ends the work and the clock first, as both come seldom; then
@@ -660,103 +569,6 @@ impl AccountSession {
         self.execute(connection, effects).await;
     }
 
-    /// Does what the follower wants done; an answer that is there at once is handed back at once.
-    async fn execute(&mut self, connection: &mut Connection, effects: Vec<Effect>) {
-        let mut todo = std::collections::VecDeque::from(effects);
-        while let Some(effect) = todo.pop_front() {
-            match effect {
-                Effect::Send { key, attempt, request, .. } => {
-                    let more = self.send(connection, key, attempt, &request);
-                    // What follows from an order comes before the next order of the list.
-                    more.into_iter().rev().for_each(|effect| todo.push_front(effect));
-                }
-                Effect::Read { id, since, symbols } => {
-                    connection.reads.push(read(
-                        Arc::clone(&connection.session),
-                        id,
-                        since,
-                        symbols,
-                    ));
-                }
-                Effect::AskMaster { master, reason } => {
-                    if let Some(feed) = self.context.feeds.get(master) {
-                        feed.request_snapshot(self.owner.account, reason);
-                    }
-                }
-                Effect::Persist(pair) => {
-                    let row = rows::pair_row(self.owner, *pair, self.context.clock.wall());
-                    self.context.writer.push(Row::Pair(row));
-                }
-                Effect::Record(record) => self.record(*record),
-                Effect::Planned { reason, steps, held, duplicates } => {
-                    count_plan(reason, &steps, held, duplicates);
-                }
-                Effect::Restless(link) => {
-                    metrics::counter!(names::RECONCILE_RESTLESS).increment(1);
-                    tracing::warn!(%link, "plans for this link do not come to rest");
-                }
-            }
-        }
-    }
-
-    fn send(
-        &mut self,
-        connection: &mut Connection,
-        key: TicketKey,
-        attempt: Attempt,
-        request: &schemas::OrderRequest,
-    ) -> Vec<Effect> {
-        let Some(follower) = &mut self.follower else { return Vec::new() };
-        let context = &self.context;
-        let reserve = context.config.send_reserve;
-        // The instruction before the order call: own time ends here.
-        let now = context.now();
-        let permit = context.gate.permit(self.owner.account, now.node, reserve);
-        // A permit of a later stretch is for after the reconcile that belongs to it (H4).
-        let permit = permit.ok().filter(|permit| Some(permit.stretch()) == self.stretch);
-        let Some(permit) = permit else {
-            let outcome = Outcome::NotSent(NotSent::Gate);
-            return follower.step(now, Input::Answer { key, attempt, outcome });
-        };
-        let mut answer = connection.session.submit(permit, request, attempt);
-        match ready(&mut answer) {
-            Some(outcome @ Outcome::NotSent(_)) => {
-                return follower.step(context.now(), Input::Answer { key, attempt, outcome });
-            }
-            // It left, and its end is known already: one more answer that comes after.
-            Some(outcome) => answer = Box::pin(std::future::ready(outcome)),
-            None => {}
-        }
-        metrics::counter!(names::BROKER_CALLS_STARTED, "action" => request.action()).increment(1);
-        let effects = follower.submitted(key, attempt, now);
-        if let Some(own_time) = follower.own_time(key) {
-            metrics::histogram!(names::OWN_TIME, "platform" => "paper", "action" => request.action())
-                .record(own_time.as_secs_f64());
-        }
-        let limit = context.config.broker_call_limit;
-        connection.answers.push(Box::pin(async move {
-            let outcome = tokio::time::timeout(limit, answer)
-                .await
-                .unwrap_or_else(|_| Outcome::Unknown("no answer within the call limit".into()));
-            (key, attempt, outcome)
-        }));
-        effects
-    }
-
-    fn record(&self, record: Record) {
-        let outcome = rows::event_outcome(record.outcome).as_str();
-        metrics::counter!(names::COPIES, "action" => record.action, "outcome" => outcome)
-            .increment(1);
-        if let (crate::follower::RecordOutcome::Skipped, Some(reason)) =
-            (record.outcome, &record.reason)
-            && let Some(reason) = reconcile::SkipReason::from_word(reason)
-        {
-            metrics::counter!(names::SKIPS, "reason" => reason.as_str()).increment(1);
-        }
-        let event = rows::copy_event(self.owner, record, self.context.clock.wall());
-        self.context.writer.push(Row::CopyEvent(event));
-    }
-
     /// The connection is given up: whatever is on its way has an unknown outcome.
     fn cut(&mut self, connection: &mut Connection) {
         connection.session.abort();
@@ -891,87 +703,6 @@ impl AccountSession {
     }
 }
 
-impl Leading {
-    fn superseded_by(&self) -> Option<Epoch> {
-        match *self.status.borrow() {
-            PublisherStatus::Superseded { heard } => Some(heard),
-            PublisherStatus::Waiting { .. }
-            | PublisherStatus::Publishing { .. }
-            | PublisherStatus::Stopped => None,
-        }
-    }
-
-    fn learn(&mut self, event: &SessionEvent) {
-        if let Some(view) = &mut self.view {
-            view.apply(event);
-        }
-        if let SessionEvent::Reduced { closed, .. } | SessionEvent::Closed { closed, .. } = event {
-            self.lead.learn(closed);
-        }
-    }
-
-    fn publish(&mut self, at: Micros, event: &SessionEvent, shared: Option<&AccountView>) {
-        if let SessionEvent::Funds(funds) = event {
-            self.publisher.set_funds(funds.clone());
-            return;
-        }
-        let Some(view) = self.view.as_ref().or(shared) else { return };
-        let mut closings = BTreeMap::new();
-        if let SessionEvent::Closed { closed, reason } = event {
-            let ticket = self.lead.logical_ticket(closed.ticket);
-            closings.insert(ticket, Closing { price: Some(closed.close_price), reason: *reason });
-        }
-        let book = self.lead.book(&view.positions, &view.pendings, &view.symbols);
-        self.publisher.observe(at, book, &closings);
-    }
-}
-
-/// False if the lease is lost.
-async fn store_epoch(
-    context: Arc<NodeContext>,
-    owner: Owner,
-    epoch: Epoch,
-) -> Result<bool, String> {
-    let stored = context.directory.store_epoch(owner.account, owner.token, epoch).await;
-    stored.map_err(|error| error.to_string())
-}
-
-async fn load(context: &NodeContext, account: AccountId) -> Load {
-    let session = context.directory.session_account(account).await.map_err(|e| e.to_string())?;
-    let loaded = context.rows.load_pairs(account).await.map_err(|e| e.to_string())?;
-    let links =
-        session.links.iter().map(|rules| (rules.clone(), rows::pairs_of(rules, &loaded))).collect();
-    Ok((session, links))
-}
-
-/// One complete read of the account, its history and the quotes that matter; or nothing.
-fn read(
-    session: Arc<PaperBrokerSession>,
-    id: u64,
-    since: Micros,
-    symbols: BTreeSet<Symbol>,
-) -> ReadFuture {
-    Box::pin(async move {
-        // History last: what ends between the two reads is then in both, and missing in neither.
-        let complete = async {
-            let snapshot = session.snapshot().await?;
-            let trades = session.history(since).await?;
-            Ok::<_, BrokerError>((snapshot, trades))
-        };
-        match complete.await {
-            Ok((snapshot, trades)) => {
-                let quotes = symbols.iter().filter_map(|symbol| session.quote(symbol)).collect();
-                let history = FollowerHistory { since, trades };
-                (id, Some(AccountRead { snapshot, history, quotes }))
-            }
-            Err(error) => {
-                tracing::warn!(%error, "account not read");
-                (id, None)
-            }
-        }
-    })
-}
-
 /// The next message of any of the feeds, each in its turn; waits for ever without feeds.
 async fn next_message(
     feeds: &mut [(AccountId, mpsc::Receiver<FeedMessage>)],
@@ -999,15 +730,6 @@ async fn finished(task: &mut Option<JoinHandle<Load>>) -> Load {
     loaded
 }
 
-/// The outcome, if it is there without waiting.
-fn ready(answer: &mut crate::broker::Answer) -> Option<Outcome> {
-    let mut cx = std::task::Context::from_waker(std::task::Waker::noop());
-    match answer.as_mut().poll(&mut cx) {
-        Poll::Ready(outcome) => Some(outcome),
-        Poll::Pending => None,
-    }
-}
-
 fn event_symbol(event: &schemas::TradeEvent) -> Option<&Symbol> {
     use schemas::Change;
     match &event.change {
@@ -1028,24 +750,6 @@ fn outcome_word(outcome: &Outcome) -> &'static str {
         Outcome::Rejected(_) => "rejected",
         Outcome::NotSent(_) => "not_sent",
         Outcome::Unknown(_) => "unknown",
-    }
-}
-
-fn count_plan(
-    reason: crate::follower::Reason,
-    steps: &[&'static str],
-    held: bool,
-    duplicates: usize,
-) {
-    metrics::counter!(names::RECONCILES, "reason" => reason.as_str()).increment(1);
-    for step in steps {
-        metrics::counter!(names::RECONCILE_ACTIONS, "action" => *step).increment(1);
-    }
-    if held {
-        metrics::counter!(names::RECONCILE_HELD).increment(1);
-    }
-    if duplicates > 0 {
-        metrics::counter!(names::DUPLICATES_FOUND).increment(duplicates as u64);
     }
 }
 

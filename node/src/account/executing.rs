@@ -1,0 +1,139 @@
+//! What a follower wants done, done: orders under permits, reads, rows.
+//!
+//! A permit is taken right before each order, and the order's own time is stamped there.
+
+use super::metrics::names;
+use super::reading::read;
+use super::rows;
+use super::session::{AccountSession, Connection};
+use crate::broker::{BrokerSession, NotSent, Outcome};
+use crate::follower::{Attempt, Effect, Input, Record, TicketKey};
+use crate::writer::Row;
+use std::sync::Arc;
+use std::task::Poll;
+
+impl AccountSession {
+    /// Does what the follower wants done; an answer that is there at once is handed back at once.
+    pub(super) async fn execute(&mut self, connection: &mut Connection, effects: Vec<Effect>) {
+        let mut todo = std::collections::VecDeque::from(effects);
+        while let Some(effect) = todo.pop_front() {
+            match effect {
+                Effect::Send { key, attempt, request, .. } => {
+                    let more = self.send(connection, key, attempt, &request);
+                    // What follows from an order comes before the next order of the list.
+                    more.into_iter().rev().for_each(|effect| todo.push_front(effect));
+                }
+                Effect::Read { id, since, symbols } => {
+                    connection.reads.push(read(
+                        Arc::clone(&connection.session),
+                        id,
+                        since,
+                        symbols,
+                    ));
+                }
+                Effect::AskMaster { master, reason } => {
+                    if let Some(feed) = self.context.feeds.get(master) {
+                        feed.request_snapshot(self.owner.account, reason);
+                    }
+                }
+                Effect::Persist(pair) => {
+                    let row = rows::pair_row(self.owner, *pair, self.context.clock.wall());
+                    self.context.writer.push(Row::Pair(row));
+                }
+                Effect::Record(record) => self.record(*record),
+                Effect::Planned { reason, steps, held, duplicates } => {
+                    count_plan(reason, &steps, held, duplicates);
+                }
+                Effect::Restless(link) => {
+                    metrics::counter!(names::RECONCILE_RESTLESS).increment(1);
+                    tracing::warn!(%link, "plans for this link do not come to rest");
+                }
+            }
+        }
+    }
+
+    fn send(
+        &mut self,
+        connection: &mut Connection,
+        key: TicketKey,
+        attempt: Attempt,
+        request: &schemas::OrderRequest,
+    ) -> Vec<Effect> {
+        let Some(follower) = &mut self.follower else { return Vec::new() };
+        let context = &self.context;
+        let reserve = context.config.send_reserve;
+        // The instruction before the order call: own time ends here.
+        let now = context.now();
+        let permit = context.gate.permit(self.owner.account, now.node, reserve);
+        // A permit of a later stretch is for after the reconcile that belongs to it (H4).
+        let permit = permit.ok().filter(|permit| Some(permit.stretch()) == self.stretch);
+        let Some(permit) = permit else {
+            let outcome = Outcome::NotSent(NotSent::Gate);
+            return follower.step(now, Input::Answer { key, attempt, outcome });
+        };
+        let mut answer = connection.session.submit(permit, request, attempt);
+        match ready(&mut answer) {
+            Some(outcome @ Outcome::NotSent(_)) => {
+                return follower.step(context.now(), Input::Answer { key, attempt, outcome });
+            }
+            // It left, and its end is known already: one more answer that comes after.
+            Some(outcome) => answer = Box::pin(std::future::ready(outcome)),
+            None => {}
+        }
+        metrics::counter!(names::BROKER_CALLS_STARTED, "action" => request.action()).increment(1);
+        let effects = follower.submitted(key, attempt, now);
+        if let Some(own_time) = follower.own_time(key) {
+            metrics::histogram!(names::OWN_TIME, "platform" => "paper", "action" => request.action())
+                .record(own_time.as_secs_f64());
+        }
+        let limit = context.config.broker_call_limit;
+        connection.answers.push(Box::pin(async move {
+            let outcome = tokio::time::timeout(limit, answer)
+                .await
+                .unwrap_or_else(|_| Outcome::Unknown("no answer within the call limit".into()));
+            (key, attempt, outcome)
+        }));
+        effects
+    }
+
+    pub(super) fn record(&self, record: Record) {
+        let outcome = rows::event_outcome(record.outcome).as_str();
+        metrics::counter!(names::COPIES, "action" => record.action, "outcome" => outcome)
+            .increment(1);
+        if let (crate::follower::RecordOutcome::Skipped, Some(reason)) =
+            (record.outcome, &record.reason)
+            && let Some(reason) = reconcile::SkipReason::from_word(reason)
+        {
+            metrics::counter!(names::SKIPS, "reason" => reason.as_str()).increment(1);
+        }
+        let event = rows::copy_event(self.owner, record, self.context.clock.wall());
+        self.context.writer.push(Row::CopyEvent(event));
+    }
+}
+
+/// The outcome, if it is there without waiting.
+fn ready(answer: &mut crate::broker::Answer) -> Option<Outcome> {
+    let mut cx = std::task::Context::from_waker(std::task::Waker::noop());
+    match answer.as_mut().poll(&mut cx) {
+        Poll::Ready(outcome) => Some(outcome),
+        Poll::Pending => None,
+    }
+}
+
+fn count_plan(
+    reason: crate::follower::Reason,
+    steps: &[&'static str],
+    held: bool,
+    duplicates: usize,
+) {
+    metrics::counter!(names::RECONCILES, "reason" => reason.as_str()).increment(1);
+    for step in steps {
+        metrics::counter!(names::RECONCILE_ACTIONS, "action" => *step).increment(1);
+    }
+    if held {
+        metrics::counter!(names::RECONCILE_HELD).increment(1);
+    }
+    if duplicates > 0 {
+        metrics::counter!(names::DUPLICATES_FOUND).increment(duplicates as u64);
+    }
+}
