@@ -219,12 +219,12 @@ impl Chance {
     }
 
     fn fault(&mut self) {
-        match self.random.u8(0..7) {
-            0 if !self.world.flying.is_empty() => {
+        match self.random.u8(0..11) {
+            0 | 7 | 8 if !self.world.flying.is_empty() => {
                 let place = self.random.usize(..self.world.flying.len());
                 self.world.time_out(place);
             }
-            1 => self.ghost_comes(),
+            1 | 9 | 10 => self.ghost_comes(),
             2 => self.refuse(),
             3 if self.world.session => self.world.lose_session(),
             3 | 4 => {
@@ -319,7 +319,10 @@ fn judge_link(world: &World, sim: &MasterSim, id: u64, by_hand: &BTreeSet<Ticket
         let Some(row) = rows.clone().find(|row| row.state.is_live()).or_else(|| rows.next()) else {
             panic!("no word about trade {}", position.ticket);
         };
+        let key = TicketKey { link: row.link, ticket: row.master_ticket };
         if row.state.is_terminal() {
+            let is_ended = row.state == PairState::Closed;
+            assert!(!is_ended || by_hand.contains(&key), "nobody ended this copy: {row:?}");
             continue;
         }
         assert_eq!(row.state, PairState::Open, "{row:?}");
@@ -328,7 +331,6 @@ fn judge_link(world: &World, sim: &MasterSim, id: u64, by_hand: &BTreeSet<Ticket
         let waits = world.pendings().iter().any(|copy| copy.ticket == ticket);
         assert!(open.is_some() || waits, "the copy of {row:?} is not there");
         if let Some(copy) = open {
-            let key = TicketKey { link: row.link, ticket: row.master_ticket };
             let opened = row.lots_at_open.expect("an open pair has a volume");
             let spec = super::world::spec();
             let target =
