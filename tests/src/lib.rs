@@ -8,7 +8,7 @@
 //! - [`master::Master`]: an external master that the test moves by hand.
 //! - [`wire_master::WireMaster`]: the same with nothing but a NATS client and the wire contract.
 //! - [`oracle`]: what an account holds and what a follower should hold, from the ledger alone.
-//! - [`binary`]: where the program `lockstep` is, built if it is missing or old.
+//! - [`binary`]: where the program `lockstep` is.
 //!
 //! Invariants:
 //! 1. Nothing is judged by a node's own opinion where the ledger can tell.
