@@ -118,19 +118,6 @@ proptest! {
 
 /// Printed by hand with `--ignored --nocapture` on a release build; a number in a doc comment
 /// has to come from somewhere.
-#[test]
-#[ignore = "a measurement, not a check"]
-fn cost_of_one_reading() {
-    let node = NodeClock::system();
-    let rounds = 2_000_000u32;
-    // Processor time: what other processes do meanwhile does not count.
-    let spent = || since_zero(ClockId::ThreadCPUTime);
-    let start = spent();
-    for _ in 0..rounds {
-        std::hint::black_box(node.now());
-    }
-    println!("{} ns per reading", (spent() - start).as_nanos() / u128::from(rounds));
-}
 
 #[test]
 fn quick_reading_of_this_machine_is_never_ahead_of_the_whole_one() {

@@ -97,10 +97,10 @@ impl AccountSession {
     }
 
     pub(super) fn record(&self, record: Record) {
-        let outcome = rows::event_outcome(record.outcome).as_str();
+        let outcome = record.outcome.as_str();
         metrics::counter!(names::COPIES, "action" => record.action, "outcome" => outcome)
             .increment(1);
-        if let (crate::follower::RecordOutcome::Skipped, Some(reason)) =
+        if let (crate::writer::EventOutcome::Skipped, Some(reason)) =
             (record.outcome, &record.reason)
             && let Some(reason) = reconcile::SkipReason::from_word(reason)
         {

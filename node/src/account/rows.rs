@@ -1,7 +1,7 @@
 //! Pairs and records as rows, and rows as pairs.
 
-use crate::follower::{Record, RecordOutcome};
-use crate::writer::{CopyEvent, EventOutcome, LoadedPairs, PairRow};
+use crate::follower::Record;
+use crate::writer::{CopyEvent, LoadedPairs, PairRow};
 use reconcile::{LinkRules, Pair, PairState, Pairs};
 use schemas::{AccountId, Micros, Token};
 use uuid::Uuid;
@@ -50,23 +50,12 @@ pub fn copy_event(owner: Owner, record: Record, now: Micros) -> CopyEvent {
         master_ticket: record.key.ticket,
         follower_ticket: record.follower_ticket,
         action: record.action,
-        outcome: event_outcome(record.outcome),
+        outcome: record.outcome,
         reason: record.reason,
         symbol: record.symbol,
         lots: record.lots,
         price: record.price,
         own_time: record.own_time,
         broker_time: record.broker_time,
-    }
-}
-
-/// How a record ended, as its row says it.
-pub fn event_outcome(outcome: RecordOutcome) -> EventOutcome {
-    match outcome {
-        RecordOutcome::Done => EventOutcome::Done,
-        RecordOutcome::Skipped => EventOutcome::Skipped,
-        RecordOutcome::Rejected => EventOutcome::Rejected,
-        RecordOutcome::NotSent => EventOutcome::NotSent,
-        RecordOutcome::Unknown => EventOutcome::Unknown,
     }
 }

@@ -3,10 +3,11 @@
 use super::queue::{Attempt, TicketKey, Turn};
 use super::state::{
     Cause, Effect, Follower, Link, Master, Now, OPEN_TRIES_MAX, OnItsWay, Planned, RETRY_FIRST,
-    RETRY_MAX, Reason, Record, RecordOutcome, Retry, TakenBack, UNRESOLVED_LOOK,
+    RETRY_MAX, Reason, Record, Retry, TakenBack, UNRESOLVED_LOOK,
 };
 use crate::broker::{Outcome, SessionEvent};
 use crate::clock::NodeTime;
+use crate::writer::EventOutcome;
 use reconcile::{
     CopyAction, CopyStep, CopyView, EndedHow, FoundBy, Market, MasterView, Pair, PairState, Pairs,
     Stops, TicketInput, plan_ticket, tag,
@@ -218,7 +219,7 @@ impl Follower {
             key,
             follower_ticket: pair.follower_ticket,
             action: step.as_str(),
-            outcome: if skipped { RecordOutcome::Skipped } else { RecordOutcome::Done },
+            outcome: if skipped { EventOutcome::Skipped } else { EventOutcome::Done },
             reason: step.reason().map(str::to_owned),
             symbol: Some(pair.symbol.clone()),
             lots: None,
@@ -299,7 +300,7 @@ impl Follower {
             }
             Outcome::NotSent(why) => {
                 let reason = Some(why.as_str().into());
-                self.record(now, key, &order, RecordOutcome::NotSent, reason, effects);
+                self.record(now, key, &order, EventOutcome::NotSent, reason, effects);
                 // Dropped, never queued: a reconcile finds it again. A permit can be refused in
                 // the last seconds of a permission that is renewed in time, with no word of it.
                 if let Some(link) = self.links.get_mut(&key.link) {
@@ -347,7 +348,7 @@ impl Follower {
     ) {
         let class = rejection.class;
         let reason = format!("{}: {}", class.as_str(), rejection.text);
-        self.record(now, key, &order, RecordOutcome::Rejected, Some(reason), effects);
+        self.record(now, key, &order, EventOutcome::Rejected, Some(reason), effects);
         let opens = begins_copy(&order.step);
         if class == RejectClass::StaleToken {
             // The account is somebody else's by now, and so is every word about its trades.
@@ -429,7 +430,7 @@ impl Follower {
         }
         let Some(order) = self.on_their_way.remove(&key) else { return };
         self.touch(key);
-        self.record(now, key, &order, RecordOutcome::Unknown, Some(reason), effects);
+        self.record(now, key, &order, EventOutcome::Unknown, Some(reason), effects);
         self.unresolved.insert(key, order);
         self.look_again(key, now.node, Reason::Unresolved);
         let old_enough = now.node.plus(self.longest_answer()).plus(UNRESOLVED_LOOK);
@@ -530,7 +531,7 @@ impl Follower {
         done: &OrderDone,
         effects: &mut Vec<Effect>,
     ) {
-        let mut record = self.new_record(now, key, order, RecordOutcome::Done);
+        let mut record = self.new_record(now, key, order, EventOutcome::Done);
         record.follower_ticket = Some(done.ticket);
         record.lots = done.lots;
         record.price = done.price;
@@ -543,7 +544,7 @@ impl Follower {
         now: Now,
         key: TicketKey,
         order: &OnItsWay,
-        outcome: RecordOutcome,
+        outcome: EventOutcome,
         reason: Option<String>,
         effects: &mut Vec<Effect>,
     ) {
@@ -557,7 +558,7 @@ impl Follower {
         now: Now,
         key: TicketKey,
         order: &OnItsWay,
-        outcome: RecordOutcome,
+        outcome: EventOutcome,
     ) -> Record {
         let pair = order.after.as_ref().or(order.before.as_ref());
         Record {

@@ -43,5 +43,4 @@ mod tests;
 pub use queue::{Attempt, TicketKey};
 pub use state::{
     AccountRead, Cause, Effect, Follower, FollowerSettings, Input, Now, Reason, Record,
-    RecordOutcome,
 };

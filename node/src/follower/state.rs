@@ -4,6 +4,7 @@ use super::queue::{Attempt, Slots, TicketKey};
 use crate::account::view::AccountView;
 use crate::broker::{Outcome, SessionEvent};
 use crate::clock::NodeTime;
+use crate::writer::EventOutcome;
 use bus::{FeedMessage, RequestReason};
 use reconcile::{CopyAction, CopyStep, FollowerHistory, HeldPlan, Limits, LinkRules, Pair, Pairs};
 use schemas::{
@@ -211,21 +212,6 @@ pub enum Effect {
     Restless(LinkId),
 }
 
-/// How something ended, for the record.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum RecordOutcome {
-    /// Carried out, or noted.
-    Done,
-    /// Decided not to copy.
-    Skipped,
-    /// Refused by the broker.
-    Rejected,
-    /// Did not leave.
-    NotSent,
-    /// Nobody knows yet.
-    Unknown,
-}
-
 /// One thing that was done or decided.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Record {
@@ -236,7 +222,7 @@ pub struct Record {
     /// The step.
     pub action: &'static str,
     /// How it ended.
-    pub outcome: RecordOutcome,
+    pub outcome: EventOutcome,
     /// Why.
     pub reason: Option<String>,
     /// Symbol of the copy.

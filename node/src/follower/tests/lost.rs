@@ -1,7 +1,7 @@
 //! Answers that do not come, and sessions that break.
 
 use super::world::{MASTER, World, lots, mt, seconds};
-use crate::follower::RecordOutcome;
+use crate::writer::EventOutcome;
 use reconcile::{EndReason, FailReason, PairState};
 
 #[test]
@@ -9,7 +9,7 @@ fn an_open_of_unknown_outcome_is_not_sent_again_and_adopted_when_it_appears() {
     let mut world = World::copying();
     world.master_opens(1);
     world.time_out(0);
-    assert_eq!(world.records.last().unwrap().outcome, RecordOutcome::Unknown);
+    assert_eq!(world.records.last().unwrap().outcome, EventOutcome::Unknown);
     world.calm(seconds(5));
     assert_eq!(world.state(1), Some(PairState::Sending));
     world.ghost_arrives(0);

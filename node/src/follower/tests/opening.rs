@@ -4,7 +4,8 @@ use super::world::{
     LINK, MASTER, OTHER_LINK, OTHER_MASTER, Setup, World, key, link, lots, mt, rules, seconds,
 };
 use crate::broker::NotSent;
-use crate::follower::{Reason, RecordOutcome};
+use crate::follower::Reason;
+use crate::writer::EventOutcome;
 use reconcile::{PairState, Pairs};
 use schemas::Change;
 
@@ -236,7 +237,7 @@ fn what_the_gate_refused_leaves_no_pair_and_is_copied_after_the_hole() {
     world.master_opens(1);
     assert_eq!((world.pair(1), world.flying.len()), (None, 0));
     let record = world.records.last().unwrap();
-    assert_eq!(record.outcome, RecordOutcome::NotSent);
+    assert_eq!(record.outcome, EventOutcome::NotSent);
     assert_eq!(record.reason.as_deref(), Some(NotSent::Gate.as_str()));
     world.permits = true;
     world.step(crate::follower::Input::LeaseRestored);
