@@ -7,6 +7,8 @@ use lockstep_tests::oracle::{State, assert_clean, orders};
 use lockstep_tests::world::{SOON, TAKEOVER, World, owners, until, wall};
 use paper::protocol::Style;
 use schemas::Micros;
+use sqlx::PgConnection;
+use sqlx::types::time::OffsetDateTime;
 use std::collections::VecDeque;
 use std::time::{Duration, Instant};
 
@@ -53,6 +55,7 @@ async fn a_node_cut_from_the_database_stops_by_its_own_deadline_and_the_new_owne
         }
         assert!(Instant::now() < deadline, "no new owner within {TAKEOVER:?}: {now:?}");
     }
+    let taken_at = database_time(&mut db).await;
     let ledger = world.until_equal(TAKEOVER, |_| State::of_book(&master.book)).await;
     assert_clean(&ledger);
     let orders_of_a: Vec<_> =
@@ -65,6 +68,7 @@ async fn a_node_cut_from_the_database_stops_by_its_own_deadline_and_the_new_owne
 
     // It comes back: what it still had to say to the database changes nothing, and it works again
     // for an account that it gets anew.
+    let healed_at = database_time(&mut db).await;
     proxy.set_mode(FaultMode::Pass).await.unwrap();
     directory::enable_account(&mut db, spare, true).await.unwrap();
     world.links.push(spare_link);
@@ -83,4 +87,34 @@ async fn a_node_cut_from_the_database_stops_by_its_own_deadline_and_the_new_owne
     assert_eq!(old.count(), orders_of_a.len(), "orders under the old tokens after the return");
     let now = owners(&mut db).await;
     assert!(of_a.iter().all(|(account, token)| now[account].token > *token));
+
+    // Its writer has said everything that it still had to say. Of that, ends went in, and what
+    // claimed to be live did not (S9).
+    let opened = orders_of_a.iter().filter(|order| order.is_opening).count() as i64;
+    let of_a = format!("node_id like 'a-%' and follower_id <> {spare}");
+    let told = format!(
+        "select count(distinct (follower_id, master_ticket)) from copy_events \
+         where {of_a} and at < $1 and action = 'open_copy' and outcome in ('done', 'unknown')"
+    );
+    until("an event for every copy of the old owner", SOON, async || {
+        (count(&mut db, &told, healed_at).await == opened).then_some(())
+    })
+    .await;
+    let ends =
+        format!("select count(*) from pairs where {of_a} and state = 'closed' and written_at > $1");
+    assert!(count(&mut db, &ends, healed_at).await > 0, "no end of the old owner went in");
+    let live = format!(
+        "select count(*) from pairs where {of_a} and state in ('sending', 'open', 'closing') \
+         and written_at > $1"
+    );
+    assert_eq!(count(&mut db, &live, taken_at).await, 0, "live rows of the old owner went in");
+}
+
+async fn database_time(db: &mut PgConnection) -> OffsetDateTime {
+    sqlx::query_scalar("select clock_timestamp()").fetch_one(db).await.unwrap()
+}
+
+async fn count(db: &mut PgConnection, query: &str, at: OffsetDateTime) -> i64 {
+    let query = sqlx::AssertSqlSafe(query.to_owned());
+    sqlx::query_scalar(query).bind(at).fetch_one(db).await.unwrap()
 }

@@ -2,6 +2,8 @@
 //!
 //! One program, so that the servers are started once. README.md says what is tested with what.
 
+#![allow(clippy::unwrap_used, reason = "tests")]
+
 mod broker;
 mod bus;
 mod command_line;

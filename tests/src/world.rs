@@ -70,7 +70,7 @@ pub async fn until<T>(what: &str, limit: Duration, mut look: impl AsyncFnMut() -
 #[derive(Debug)]
 pub enum Bus {
     /// One server.
-    One(Nats),
+    One(Box<Nats>),
     /// Servers that route to each other.
     Cluster(NatsCluster),
 }
@@ -235,7 +235,7 @@ impl World {
     pub async fn start(name: &str) -> World {
         let turn = TURNS.acquire().await.unwrap();
         let nats = Nats::start(&Tools::locate().unwrap()).await.unwrap();
-        World::start_on(name, Bus::One(nats), turn).await
+        World::start_on(name, Bus::One(Box::new(nats)), turn).await
     }
 
     /// A world with a cluster of NATS servers.
