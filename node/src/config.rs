@@ -68,7 +68,6 @@ const AUDITS: &str = "LOCKSTEP_AUDITS";
 const BEACON: &str = "LOCKSTEP_BEACON";
 const STALE: &str = "LOCKSTEP_STALE";
 const WRITE_EVERY: &str = "LOCKSTEP_WRITE_EVERY";
-const WRITE_ROWS_MAX: &str = "LOCKSTEP_WRITE_ROWS_MAX";
 const PARALLEL_ORDERS: &str = "LOCKSTEP_PARALLEL_ORDERS";
 const METRICS_LISTEN: &str = "LOCKSTEP_METRICS_LISTEN";
 const LOG: &str = "LOCKSTEP_LOG";
@@ -150,11 +149,6 @@ pub const SETTINGS: &[Setting] = &[
         "how often collected rows are written; a batch is 50 times cheaper than its rows alone",
     ),
     setting(
-        WRITE_ROWS_MAX,
-        Some("1000"),
-        "rows in one batch at most; more gain nothing (measured)",
-    ),
-    setting(
         PARALLEL_ORDERS,
         Some("16"),
         "orders of different tickets in flight at once for one follower",
@@ -162,7 +156,7 @@ pub const SETTINGS: &[Setting] = &[
     setting(
         METRICS_LISTEN,
         Some("127.0.0.1:9464"),
-        "address for /metrics, /livez and /readyz; local only unless you say otherwise",
+        "address for /metrics; local only unless you say otherwise",
     ),
     setting(LOG, Some("info"), "which log lines are written, as tracing's env filter reads it"),
 ];
@@ -300,8 +294,6 @@ pub struct NodeConfig {
     pub stale: Duration,
     /// `LOCKSTEP_WRITE_EVERY`
     pub write_every: Duration,
-    /// `LOCKSTEP_WRITE_ROWS_MAX`
-    pub write_rows_max: u32,
     /// `LOCKSTEP_PARALLEL_ORDERS`
     pub parallel_orders: u32,
     /// `LOCKSTEP_METRICS_LISTEN`
@@ -338,7 +330,6 @@ impl NodeConfig {
             beacon: reader.duration(BEACON),
             stale: reader.duration(STALE),
             write_every: reader.duration(WRITE_EVERY),
-            write_rows_max: reader.number(WRITE_ROWS_MAX, 1, 10_000),
             parallel_orders: reader.number(PARALLEL_ORDERS, 1, 256),
             metrics_listen: reader.address(METRICS_LISTEN),
             log: reader.text(LOG),
@@ -388,7 +379,6 @@ impl NodeConfig {
             (BEACON, span(&self.beacon)),
             (STALE, span(&self.stale)),
             (WRITE_EVERY, span(&self.write_every)),
-            (WRITE_ROWS_MAX, self.write_rows_max.to_string()),
             (PARALLEL_ORDERS, self.parallel_orders.to_string()),
             (METRICS_LISTEN, self.metrics_listen.to_string()),
             (LOG, self.log.clone()),
