@@ -108,7 +108,11 @@ impl World {
             _postgres: postgres,
             _paper: paper,
         };
-        say(&format!("starting {} nodes for {} followers", args.nodes, args.followers));
+        say(&format!(
+            "starting {} nodes for {} followers; their lease is shortened from 60 s to 5 s, so that \
+             a takeover can be watched",
+            args.nodes, args.followers
+        ));
         for index in 0..args.nodes {
             world.start_node(index, args)?;
         }
