@@ -6,8 +6,8 @@
 use super::lead::Lead;
 use super::rows::Owner;
 use super::session::{AccountSession, LOAD_RETRY, NodeContext};
-use super::view::AccountView;
 use crate::broker::paper::PaperBrokerSession;
+use crate::broker::view::AccountView;
 use crate::broker::{BrokerError, BrokerSession, SessionEvent};
 use crate::directory::SessionAccount;
 use bus::{Closing, Publisher, PublisherHandle, PublisherSettings, PublisherStatus, start_epoch};

@@ -8,4 +8,3 @@ pub mod metrics;
 mod reading;
 pub mod rows;
 pub mod session;
-pub mod view;

@@ -15,6 +15,7 @@
 //! One file a platform: `paper`.
 
 pub mod paper;
+pub mod view;
 
 use crate::gate::SendPermit;
 use schemas::{

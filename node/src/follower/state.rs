@@ -1,7 +1,7 @@
 //! What a follower knows, what it hears, and what it wants done.
 
 use super::queue::{Attempt, Slots, TicketKey};
-use crate::account::view::AccountView;
+use crate::broker::view::AccountView;
 use crate::broker::{Outcome, SessionEvent};
 use crate::clock::NodeTime;
 use crate::writer::EventOutcome;
