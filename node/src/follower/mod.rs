@@ -1,4 +1,4 @@
-//! A follower: one account that copies, as a pure state machine and the task around it.
+//! A follower: one account that copies, as a pure state machine.
 //!
 //! Decides: which order to send next, and what to remember of the answers. The machine takes
 //! one [`Input`] at a time with `now` and gives back a list of [`Effect`]s; it reads no clock
