@@ -6,9 +6,7 @@ use crate::history::{self, History, Step};
 use crate::player::{self, Player};
 use bus::{ClientSettings, Publisher, PublisherSettings, hear_epoch, start_epoch};
 use clap::Args;
-use paper::protocol::LoginKind;
-use paper::{Ident, PaperDriver};
-use schemas::{AccountId, NodeId};
+use schemas::AccountId;
 use std::collections::BTreeMap;
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -111,13 +109,7 @@ async fn play(args: &PublishArgs, account: AccountId, steps: &[Step]) -> Result<
     );
     publisher.observe(clock.wall(), player::base(), &BTreeMap::new());
     let driver = match &args.paper {
-        Some(address) => {
-            let node = NodeId::new(name).map_err(|error| CliError::Usage(error.to_string()))?;
-            let driver = PaperDriver::connect(address, Ident { node }, LoginKind::Driver)
-                .await
-                .map_err(|error| CliError::missing("paper broker", error))?;
-            Some(driver)
-        }
+        Some(address) => Some(super::paper::drive(address, &name).await?),
         None => None,
     };
     let now = || clock.wall();

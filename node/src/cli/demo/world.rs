@@ -2,16 +2,15 @@
 
 use super::DemoArgs;
 use crate::cli::CliError;
-use crate::cli::paper::LISTENS;
+use crate::cli::paper::{LISTENS, drive, symbol_specs};
 use crate::directory::{self, NewAccount, NewLink};
-use crate::history::{self, History};
+use crate::history::History;
 use crate::{cli::demo::judge::JudgedFollower, cli::demo::judge::Volumes};
 use devstack::{ManagedProcess, Nats, Postgres, ProcessSpec, StopSignal, Tools};
-use paper::protocol::{AccountDecl, LoginKind, Style};
-use paper::{Ident, PaperDriver};
+use paper::PaperDriver;
 use reconcile::{AboveMax, BelowMin, Sizing};
 use rust_decimal::Decimal;
-use schemas::{AccountId, Lots, NodeId, Symbol, SymbolSpec};
+use schemas::{AccountId, Symbol, SymbolSpec};
 use sqlx::{PgConnection, Row};
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
@@ -88,10 +87,7 @@ impl World {
         let database_url = postgres.create_database("demo").await.map_err(missing("Postgres"))?;
         say("starting the paper broker");
         let (paper, paper_address) = start_paper().await?;
-        let node = NodeId::new("demo-driver").map_err(|e| CliError::Usage(e.to_string()))?;
-        let driver = PaperDriver::connect(&paper_address, Ident { node }, LoginKind::Driver)
-            .await
-            .map_err(|error| CliError::missing("paper broker", error))?;
+        let driver = drive(&paper_address, "demo-driver").await?;
         let volumes = declare(&driver, history, args.followers).await?;
         let mut db = crate::database::connect_migrated(&database_url, "demo")
             .await
@@ -227,41 +223,20 @@ async fn start_paper() -> Result<(ManagedProcess, String), CliError> {
     Ok((process, address))
 }
 
-/// Declares followers and the symbols of the history; limits as wide as both volumes need.
+/// Declares followers and the symbols of the history; says their volume limits.
 async fn declare(
     driver: &PaperDriver,
     history: &History,
     followers: u32,
 ) -> Result<BTreeMap<Symbol, Volumes>, CliError> {
-    let failed = |error| CliError::missing("paper broker", error);
-    let mut specs = Vec::new();
-    let mut volumes = BTreeMap::new();
-    for hint in history::symbols(history) {
-        let most = Lots::new(hint.lots_max.get() * Decimal::TEN).unwrap_or(hint.lots_max);
-        volumes.insert(
-            hint.symbol.clone(),
-            Volumes { min: hint.lots_step, step: hint.lots_step, max: most },
-        );
-        specs.push(SymbolSpec {
-            symbol: hint.symbol,
-            digits: hint.digits,
-            lots_step: hint.lots_step,
-            lots_min: hint.lots_step,
-            lots_max: most,
-            contract_size: hint.assumed_contract.map(|contract| contract.size),
-            stops_level_points: 0,
-        });
-    }
-    driver.declare_symbols(specs).await.map_err(failed)?;
-    let accounts = (0..followers)
-        .filter_map(|index| AccountId::new(FIRST_FOLLOWER + u64::from(index)).ok())
-        // Every third one closes parts as MT4 does: with a new ticket and without the tag.
-        .map(|id| {
-            let style = if id.get().is_multiple_of(3) { Style::Mt4 } else { Style::Mt5 };
-            AccountDecl::new(id, style)
-        })
-        .collect();
-    driver.declare_accounts(accounts).await.map_err(failed)?;
+    let specs = symbol_specs(history);
+    let limits = |spec: &SymbolSpec| {
+        let volumes = Volumes { min: spec.lots_min, step: spec.lots_step, max: spec.lots_max };
+        (spec.symbol.clone(), volumes)
+    };
+    let volumes = specs.iter().map(limits).collect();
+    let last = FIRST_FOLLOWER + u64::from(followers) - 1;
+    crate::cli::paper::declare(driver, specs, Some((FIRST_FOLLOWER, last))).await?;
     Ok(volumes)
 }
 
