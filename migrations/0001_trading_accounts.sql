@@ -26,6 +26,11 @@ create table trading_accounts (
     constraint trading_accounts_epoch_not_negative check (epoch_max >= 0)
 ) with (fillfactor = 80);
 
+-- One account at a broker has one row, or two nodes could own it.
+create unique index trading_accounts_one_per_login
+    on trading_accounts (platform, (connection ->> 'address'), (coalesce(connection ->> 'login', id::text)))
+    where connection ? 'address';
+
 create index trading_accounts_owned on trading_accounts (platform, node_id);
 create index trading_accounts_free on trading_accounts (platform, id)
     where enabled and node_id is null;

@@ -97,6 +97,8 @@ pub struct LinkRow {
     pub slippage_points: u32,
     /// Trades opened before this instant are not copied.
     pub copy_from: String,
+    /// Every rule that is not the default, as `lockstep link add` writes it.
+    pub options: Vec<String>,
 }
 
 /// What to add as a link. Magic: absent means the lowest one that is free on the follower.
@@ -285,7 +287,8 @@ pub fn sizing_from(word: &str, value: Decimal) -> Result<Sizing, String> {
 pub async fn list_links(db: &mut PgConnection) -> Result<Vec<LinkRow>, DirectoryError> {
     let rows = sqlx::query(
         "select l.id, m.name as master, f.name as follower, l.magic, l.enabled, l.sizing, l.sizing_value, \
-         l.slippage_points, l.copy_from from copy_links l \
+         l.slippage_points, l.copy_from, l.below_min, l.above_max, l.align_contract, l.copy_stops, \
+         l.copy_pendings, l.reverse, l.sync_existing, l.symbol_map, l.symbol_suffix from copy_links l \
          join trading_accounts m on m.id = l.master_id join trading_accounts f on f.id = l.follower_id \
          where l.deleted_at is null order by l.id",
     )
@@ -304,9 +307,39 @@ pub async fn list_links(db: &mut PgConnection) -> Result<Vec<LinkRow>, Directory
                 sizing_value: row.get::<Decimal, _>("sizing_value").normalize(),
                 slippage_points: row.get::<i32, _>("slippage_points").unsigned_abs(),
                 copy_from: rfc3339(row.get("copy_from")),
+                options: link_options(row),
             })
         })
         .collect()
+}
+
+fn link_options(row: &PgRow) -> Vec<String> {
+    let flag = |column: &str, unusual: bool, word: &str| {
+        (row.get::<bool, _>(column) == unusual).then(|| word.to_owned())
+    };
+    let mut options: Vec<String> = [
+        flag("align_contract", true, "--align-contract"),
+        flag("copy_stops", false, "--no-stops"),
+        flag("copy_pendings", false, "--no-pendings"),
+        flag("reverse", true, "--reverse"),
+        flag("sync_existing", true, "--sync-existing"),
+        (row.get::<&str, _>("below_min") == "use_min").then(|| "--below-min use-min".into()),
+        (row.get::<&str, _>("above_max") == "skip").then(|| "--above-max skip".into()),
+    ]
+    .into_iter()
+    .flatten()
+    .collect();
+    let suffix: &str = row.get("symbol_suffix");
+    if !suffix.is_empty() {
+        options.push(format!("--symbol-suffix {suffix}"));
+    }
+    if let Some(names) = row.get::<serde_json::Value, _>("symbol_map").as_object() {
+        let name = |(master, follower): (&String, &serde_json::Value)| {
+            format!("--symbol {master}={}", follower.as_str().unwrap_or("?"))
+        };
+        options.extend(names.iter().map(name));
+    }
+    options
 }
 
 /// Switches a link on or off. Switching on starts a new `copy_from`: what the master opened

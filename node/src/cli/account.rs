@@ -105,6 +105,10 @@ fn explain(rule: &str, name: &str) -> Option<String> {
             "name {name:?}: must be 1 to 64 letters, digits, '.', '_' and '-', and begin with a \
              letter or a digit"
         )),
+        "trading_accounts_one_per_login" => Some(format!(
+            "name {name:?}: another account has the same address and login; two owners of one \
+             account at the broker would copy twice"
+        )),
         _ => None,
     }
 }

@@ -158,6 +158,7 @@ impl TableRow for LinkRow {
         "value",
         "slippage",
         "copies from",
+        "options",
     ];
     fn cells(&self) -> Vec<String> {
         vec![
@@ -170,6 +171,7 @@ impl TableRow for LinkRow {
             self.sizing_value.to_string(),
             format!("{} pt", self.slippage_points),
             self.copy_from.clone(),
+            self.options.join(" "),
         ]
     }
 }

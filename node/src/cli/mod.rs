@@ -109,10 +109,24 @@ pub fn main() -> ExitCode {
     match done {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {
-            eprintln!("lockstep: {error}");
+            eprintln!("lockstep: {}", with_causes(&error));
             error.exit_code()
         }
     }
+}
+
+/// An error with everything that led to it, without saying anything twice.
+fn with_causes(error: &CliError) -> String {
+    let mut text = error.to_string();
+    let mut cause = std::error::Error::source(error);
+    while let Some(deeper) = cause {
+        let words = deeper.to_string();
+        if !text.contains(&words) {
+            text = format!("{text}: {words}");
+        }
+        cause = deeper.source();
+    }
+    text
 }
 
 /// A small runtime for verbs that ask one question and end.
@@ -125,7 +139,7 @@ pub(crate) fn block_on<F: Future>(future: F) -> Result<F::Output, CliError> {
 #[derive(Debug, clap::Args)]
 pub struct DatabaseArg {
     /// Postgres URL, such as postgres://lockstep@127.0.0.1:5432/lockstep. Default: LOCKSTEP_DATABASE_URL.
-    #[arg(long, value_name = "URL")]
+    #[arg(long, value_name = "URL", global = true)]
     pub database: Option<String>,
 }
 

@@ -54,6 +54,11 @@ pub fn run(args: NodeArgs) -> Result<(), CliError> {
     }
     let config =
         NodeConfig::from_vars(&ProcessVars).map_err(|error| CliError::Usage(error.to_string()))?;
+    if let Some(unknown) = config.platforms.iter().find(|platform| *platform != "paper") {
+        return Err(CliError::Usage(format!(
+            "LOCKSTEP_PLATFORMS {unknown:?}: this program has only the platform paper"
+        )));
+    }
     start_log(&config.log)?;
     let node = lease::boot_node_id(&config.node_name)
         .map_err(|error| CliError::Usage(format!("LOCKSTEP_NODE_NAME: {error}")))?;
@@ -82,8 +87,9 @@ fn runtime(name: &str, threads: usize) -> Result<Runtime, CliError> {
 
 fn run_on(hot: &Runtime, slow: &Runtime, config: NodeConfig, node: NodeId) -> Result<(), CliError> {
     let url = config.database_url.expose().to_owned();
-    exporter::install(config.metrics_listen, slow.handle())
-        .map_err(|error| CliError::missing("metrics", error))?;
+    exporter::install(config.metrics_listen, slow.handle()).map_err(|error| {
+        CliError::missing(format!("LOCKSTEP_METRICS_LISTEN {}", config.metrics_listen), error)
+    })?;
     let urls = config.nats_urls.iter().map(|url| url.expose().to_owned()).collect();
     let bus = hot
         .block_on(bus::connect(&ClientSettings::new(urls, node.as_str())))

@@ -28,9 +28,13 @@ pub struct PublishArgs {
     /// Seconds of the history in one second.
     #[arg(long, default_value_t = 60.0, value_parser = speed)]
     speed: f64,
-    /// NATS servers, separated by commas.
-    #[arg(long, value_delimiter = ',', default_value = "nats://127.0.0.1:4222")]
-    nats: Vec<String>,
+    /// NATS servers, separated by commas. Default: LOCKSTEP_NATS_URLS, else nats://127.0.0.1:4222.
+    #[arg(long, value_delimiter = ',')]
+    nats: Option<Vec<String>>,
+    /// Speak for this master although somebody else does; its followers then close what this
+    /// history does not hold.
+    #[arg(long)]
+    take_over: bool,
     /// Paper broker that is fed the prices of the history.
     #[arg(long, value_name = "HOST:PORT")]
     paper: Option<String>,
@@ -91,13 +95,24 @@ fn describe(history: &History, steps: &[Step], speed: f64) {
 #[allow(clippy::print_stdout, reason = "a verb answers on stdout")]
 async fn play(args: &PublishArgs, account: AccountId, steps: &[Step]) -> Result<(), CliError> {
     let name = format!("publish-{account}");
-    let client = bus::connect(&ClientSettings::new(args.nats.clone(), &name))
+    let urls = args.nats.clone().unwrap_or_else(|| {
+        let set = std::env::var("LOCKSTEP_NATS_URLS");
+        let urls = set.unwrap_or_else(|_| "nats://127.0.0.1:4222".into());
+        urls.split(',').map(|url| url.trim().to_owned()).collect()
+    });
+    let client = bus::connect(&ClientSettings::new(urls.clone(), &name))
         .await
         .map_err(|error| CliError::missing("bus", error))?;
     let clock = NodeClock::system();
     let heard = hear_epoch(&client, account, LISTEN_FOR)
         .await
-        .map_err(|error| CliError::missing("bus", error))?;
+        .map_err(|error| CliError::missing(format!("bus at {}", urls.join(",")), error))?;
+    if heard.is_some() && !args.take_over {
+        return Err(CliError::No(format!(
+            "--account {account}: somebody publishes for this master right now; with --take-over \
+             its followers would obey this history instead"
+        )));
+    }
     let publisher = Publisher::start(
         client,
         account,

@@ -24,9 +24,40 @@ pub struct Status {
     pub nodes: Vec<NodeStatus>,
     /// Accounts by how they stand.
     pub accounts: AccountCounts,
+    /// Owned accounts whose session does not work, and why.
+    pub sessions_down: Vec<SessionDown>,
     /// Copies of the last 24 hours.
     pub copies: CopyCounts,
+    /// Why copies of the last 24 hours were skipped or failed, most frequent first.
+    pub reasons: Vec<ReasonCount>,
 }
+
+/// An owned account whose session at the broker neither copies nor leads.
+#[derive(Debug, Serialize)]
+pub struct SessionDown {
+    /// Name of the account.
+    pub account: String,
+    /// What the session does, as it last said; `silent` if it has said nothing in this tenure.
+    pub session: String,
+    /// Why, if it said so.
+    pub detail: Option<String>,
+}
+
+/// How often something was not copied for one reason.
+#[derive(Debug, Serialize)]
+pub struct ReasonCount {
+    /// The step.
+    pub action: String,
+    /// `skipped`, `rejected`, `not_sent` or `unknown`.
+    pub outcome: String,
+    /// Why.
+    pub reason: String,
+    /// How often.
+    pub count: i64,
+}
+
+/// Most accounts and reasons that are listed.
+const LISTED_MAX: i64 = 20;
 
 /// One node, seen from the database.
 #[derive(Debug, Serialize)]
@@ -44,7 +75,7 @@ pub struct NodeStatus {
 /// Accounts by how they stand.
 #[derive(Debug, Serialize)]
 pub struct AccountCounts {
-    /// Switched on.
+    /// Switched on, masters of other publishers included.
     pub enabled: i64,
     /// Switched on and owned under a lease that has not ended.
     pub owned: i64,
@@ -120,7 +151,45 @@ pub async fn read(db: &mut PgConnection) -> Result<Status, sqlx::Error> {
         own_time_p50_us: row.get("p50"),
         own_time_p95_us: row.get("p95"),
     };
-    Ok(Status { nodes, accounts, copies })
+    let sessions_down = sessions_down(db).await?;
+    Ok(Status { nodes, accounts, sessions_down, copies, reasons: reasons(db).await? })
+}
+
+async fn sessions_down(db: &mut PgConnection) -> Result<Vec<SessionDown>, sqlx::Error> {
+    let rows = sqlx::query(
+        "select a.name, coalesce(s.session, 'silent') as session, s.detail \
+         from trading_accounts a \
+         left join account_status s on s.account_id = a.id and s.lease_token = a.lease_token \
+         where a.node_id is not null and coalesce(s.session, 'silent') not in ('copying', 'leading') \
+         order by a.id limit $1",
+    )
+    .bind(LISTED_MAX)
+    .fetch_all(db)
+    .await?;
+    let down = |row: &sqlx::postgres::PgRow| SessionDown {
+        account: row.get("name"),
+        session: row.get("session"),
+        detail: row.get("detail"),
+    };
+    Ok(rows.iter().map(down).collect())
+}
+
+async fn reasons(db: &mut PgConnection) -> Result<Vec<ReasonCount>, sqlx::Error> {
+    let rows = sqlx::query(
+        "select action, outcome, coalesce(reason, '-') as reason, count(*) as count \
+         from copy_events where at > clock_timestamp() - interval '24 hours' and outcome <> 'done' \
+         group by 1, 2, 3 order by count(*) desc, 1, 2, 3 limit $1",
+    )
+    .bind(LISTED_MAX)
+    .fetch_all(db)
+    .await?;
+    let counted = |row: &sqlx::postgres::PgRow| ReasonCount {
+        action: row.get("action"),
+        outcome: row.get("outcome"),
+        reason: row.get("reason"),
+        count: row.get("count"),
+    };
+    Ok(rows.iter().map(counted).collect())
 }
 
 /// Runs `lockstep status`.
@@ -135,8 +204,27 @@ pub fn run(args: StatusArgs) -> Result<(), CliError> {
         writeln!(out, "{text}")?;
     } else {
         writeln!(out, "{}", as_text(&status))?;
+        writeln!(out, "{}", details(&status))?;
     }
     Ok(())
+}
+
+/// What does not work, and why things were not copied; nothing if there is nothing.
+fn details(status: &Status) -> String {
+    let mut text = String::new();
+    if !status.sessions_down.is_empty() {
+        let rows = status.sessions_down.iter();
+        let rows =
+            rows.map(|s| vec![s.account.clone(), s.session.clone(), or_dash(s.detail.clone())]);
+        text += &format!("\n{}\n", render(&["session not open", "state", "why"], rows));
+    }
+    if !status.reasons.is_empty() {
+        let rows = status.reasons.iter().map(|r| {
+            vec![r.count.to_string(), r.action.clone(), r.outcome.clone(), r.reason.clone()]
+        });
+        text += &format!("\n{}\n", render(&["times", "action", "outcome", "why"], rows));
+    }
+    text
 }
 
 /// The status as a person reads it.

@@ -44,7 +44,7 @@ pub(super) async fn show(
     }
     let status = status::read(db).await?;
     let text = format!(
-        "step {at_step} of {steps}, {} followers, {} node processes\n{}",
+        "step {at_step} of {steps}, {} followers, node processes running: {}\n{}",
         world.followers.len(),
         world.nodes.iter().filter(|(_, node)| matches!(node.try_wait(), Ok(None))).count(),
         status::as_text(&status)
@@ -66,7 +66,8 @@ pub(super) fn verdict_text(verdict: &Verdict, takeovers: u64, takeover_s: Option
     format!(
         "{} trades of the master, {} copies expected, {} made: {} missing, {} duplicates, \
          {} wrong volumes, {} left open.\n\
-         {takeovers} followers were taken over{took}; {} trades were opened while their follower had no owner.",
+         {takeovers} followers were taken over{took}; {} more copies were not expected, because nobody owned \
+         the follower when the trade was opened.",
         v.master_trades,
         v.expected_copies,
         v.copies,

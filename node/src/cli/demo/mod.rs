@@ -30,6 +30,8 @@ pub use world::{LEASE_SETTINGS, SETTLE_AND_READ};
 const PASS_TICKETS: u64 = 1_000_000_000_000_000;
 /// How long the followers may take to come to rest after the last step.
 const REST_LIMIT: Duration = Duration::from_secs(60);
+/// From this own time on a verdict speaks of the machine, not of the copier.
+const TOO_SLOW_US: i64 = 500_000;
 /// Before the kill, events may already have been on their way to the node.
 const BEFORE_KILL: Duration = Duration::from_secs(1);
 
@@ -122,10 +124,15 @@ fn finish(args: &DemoArgs, report: Report) -> Result<(), CliError> {
         println!("{}", live::verdict_text(&report.verdict, report.takeovers, report.takeover_s));
     }
     if report.verdict.is_clean() {
-        Ok(())
-    } else {
-        Err(CliError::No(format!("not clean:\n  {}", report.verdict.findings.join("\n  "))))
+        return Ok(());
     }
+    let slow = report.own_time_us.p95.is_some_and(|p95| p95 > TOO_SLOW_US);
+    let hint = if slow {
+        "\n  this machine was too slow for this speed: take a lower --speed, or LOCKSTEP_PROFILE=release"
+    } else {
+        ""
+    };
+    Err(CliError::No(format!("not clean:\n  {}{hint}", report.verdict.findings.join("\n  "))))
 }
 
 /// Ctrl-C or a SIGTERM: both end the demo in an orderly way.
