@@ -158,7 +158,11 @@ pub const SETTINGS: &[Setting] = &[
         Some("127.0.0.1:9464"),
         "address for /metrics; local only unless you say otherwise",
     ),
-    setting(LOG, Some("info"), "which log lines are written, as tracing's env filter reads it"),
+    setting(
+        LOG,
+        Some("info,async_nats=warn,sqlx=warn"),
+        "which log lines are written, as tracing's env filter reads it; the bus client would write a line at every try to connect",
+    ),
 ];
 
 /// Variables of the `run` script and the tests. They are no settings of a node, but a node that is

@@ -147,6 +147,27 @@ async fn a_wrong_value_gives_exit_code_two_and_names_field_and_value() {
 }
 
 #[tokio::test]
+async fn two_accounts_with_one_login_at_a_broker_are_refused() {
+    let db = Database::new("cli-login").await;
+    db.done(&["account", "add", "a", "--address", "127.0.0.1:4100"]).await;
+    // The login is the account's own number where none is given.
+    let output =
+        db.cli(&["account", "add", "b", "--address", "127.0.0.1:4100", "--login", "1"]).await;
+    assert_eq!(output.code, Some(2), "{output:?}");
+    assert!(output.stderr.contains("same address and login"), "{output:?}");
+    db.done(&["account", "add", "c", "--address", "127.0.0.1:4101", "--login", "1"]).await;
+}
+
+#[tokio::test]
+async fn a_node_for_a_platform_that_is_not_built_in_does_not_start() {
+    let variables =
+        [("LOCKSTEP_DATABASE_URL", "postgres://127.0.0.1:1/x"), ("LOCKSTEP_PLATFORMS", "mt5")];
+    let output = run_lockstep(&["node"], &variables).await;
+    assert_eq!(output.code, Some(2), "{output:?}");
+    assert!(output.stderr.contains("LOCKSTEP_PLATFORMS \"mt5\""), "{output:?}");
+}
+
+#[tokio::test]
 async fn a_link_that_would_close_a_cycle_or_reuse_a_magic_is_refused() {
     let db = Database::new("cli-cycle").await;
     for name in ["a", "b", "c", "d"] {

@@ -1,6 +1,8 @@
 //! `lockstep publish`.
 
-use lockstep_tests::world::run_lockstep;
+use lockstep_tests::master::Master;
+use lockstep_tests::world::{World, run_lockstep};
+use schemas::AccountId;
 
 #[tokio::test]
 async fn a_dry_run_says_what_would_be_played_and_what_the_file_does_not_say() {
@@ -51,4 +53,15 @@ async fn a_malformed_history_names_file_row_and_column_and_gives_exit_code_two()
     let output = run_lockstep(&["publish", "--history", "demo"], &[]).await;
     assert_eq!(output.code, Some(2), "{output:?}");
     assert!(output.stderr.contains("--account"), "{output:?}");
+}
+
+#[tokio::test]
+async fn a_history_is_not_played_over_a_publisher_that_lives() {
+    let world = World::start("publish-over").await;
+    let bus = world.bus.url(0);
+    let _living = Master::start(vec![bus.clone()], AccountId::new(1).unwrap()).await;
+    let arguments = ["publish", "--history", "demo", "--account", "1", "--once", "--nats", &bus];
+    let output = run_lockstep(&arguments, &[]).await;
+    assert_eq!(output.code, Some(1), "{output:?}");
+    assert!(output.stderr.contains("--account 1: somebody publishes"), "{output:?}");
 }
