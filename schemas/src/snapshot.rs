@@ -26,7 +26,7 @@ pub struct MasterSnapshot {
 pub struct AccountSnapshot {
     /// The account.
     pub account: AccountId,
-    /// Counts the changes that this session has seen; a plan is only good for the one it was made from.
+    /// Counts the changes that the session has seen; a plan is only good for the one it was made from.
     pub revision: u64,
     /// When the read was complete (node's clock).
     pub at: Micros,

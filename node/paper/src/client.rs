@@ -295,7 +295,7 @@ impl PaperSession {
         self.inner.guard.wire.die("aborted by this node");
     }
 
-    /// Why this session ended, if it did.
+    /// Why the session ended, if it did.
     pub fn lost_reason(&self) -> Option<String> {
         let own = self.inner.state.lost.lock().clone();
         own.or_else(|| self.inner.guard.wire.lost.borrow().clone())

@@ -544,7 +544,7 @@ impl Follower {
         self.all_due(now.node, Reason::Session);
     }
 
-    /// Answers of this session will not come any more: what is on its way is unknown.
+    /// Answers of a lost session will not come any more: what is on its way is unknown.
     fn on_session_lost(&mut self, now: Now, effects: &mut Vec<Effect>) {
         self.view = None;
         self.reading = None;
