@@ -134,6 +134,28 @@ pub struct NewLink {
     pub symbol_suffix: String,
 }
 
+impl NewLink {
+    /// A link with the default rules of every column, and this sizing.
+    pub fn plain(master: AccountId, follower: AccountId, sizing: Sizing) -> Self {
+        NewLink {
+            master,
+            follower,
+            magic: None,
+            sizing,
+            below_min: BelowMin::Skip,
+            above_max: AboveMax::Clamp,
+            align_contract: false,
+            slippage_points: 20,
+            copy_stops: true,
+            copy_pendings: true,
+            reverse: false,
+            sync_existing: false,
+            symbol_map: BTreeMap::new(),
+            symbol_suffix: String::new(),
+        }
+    }
+}
+
 /// What a session needs to know of its account.
 #[derive(Debug, Clone)]
 pub struct SessionAccount {

@@ -1,7 +1,7 @@
 //! Trade events and beacons: what a master's session says on the bus.
 
 use crate::book::Digest;
-use crate::ids::{AccountId, Epoch, MasterTicket, Micros, Seq};
+use crate::ids::{AccountId, Epoch, MasterTicket, Micros, Seq, Symbol};
 use crate::position::{Funds, MasterPending, MasterPosition};
 use crate::quantity::{Lots, Price};
 use serde::{Deserialize, Serialize};
@@ -82,6 +82,21 @@ impl Change {
             }
             Change::PendingPlaced(o) | Change::PendingModified(o) | Change::PendingCancelled(o) => {
                 o.ticket
+            }
+        }
+    }
+
+    /// The symbol of that trade or order.
+    pub fn symbol(&self) -> &Symbol {
+        match self {
+            Change::PositionOpened(p) | Change::PositionModified(p) | Change::PendingFilled(p) => {
+                &p.symbol
+            }
+            Change::VolumeChanged { position, .. } | Change::PositionClosed { position, .. } => {
+                &position.symbol
+            }
+            Change::PendingPlaced(o) | Change::PendingModified(o) | Change::PendingCancelled(o) => {
+                &o.symbol
             }
         }
     }

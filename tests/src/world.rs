@@ -21,7 +21,7 @@ use paper::ledger::{Ledger, LedgerRow};
 use paper::protocol::{AccountDecl, FeedQuote, LoginKind, Style};
 use paper::{Ident, PaperDriver};
 use parking_lot::Mutex;
-use reconcile::{AboveMax, BelowMin, Sizing};
+use reconcile::Sizing;
 use rust_decimal::Decimal;
 use schemas::{AccountId, LinkId, Micros, NodeId, Symbol, SymbolSpec};
 use sqlx::{PgConnection, Row};
@@ -350,22 +350,7 @@ impl World {
         multiplier: u32,
     ) -> LinkId {
         let multiplier = Decimal::from(multiplier);
-        let new = NewLink {
-            master,
-            follower,
-            magic: None,
-            sizing: Sizing::Multiplier(multiplier),
-            below_min: BelowMin::Skip,
-            above_max: AboveMax::Clamp,
-            align_contract: false,
-            slippage_points: 20,
-            copy_stops: true,
-            copy_pendings: true,
-            reverse: false,
-            sync_existing: false,
-            symbol_map: BTreeMap::new(),
-            symbol_suffix: String::new(),
-        };
+        let new = NewLink::plain(master, follower, Sizing::Multiplier(multiplier));
         let link = directory::add_link(&mut self.database().await, &new).await.unwrap();
         self.links.push(Link { link, follower, multiplier });
         link

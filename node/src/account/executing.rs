@@ -18,7 +18,7 @@ impl AccountSession {
         let mut todo = std::collections::VecDeque::from(effects);
         while let Some(effect) = todo.pop_front() {
             match effect {
-                Effect::Send { key, attempt, request, .. } => {
+                Effect::Send { key, attempt, request } => {
                     let more = self.send(connection, key, attempt, &request);
                     // What follows from an order comes before the next order of the list.
                     more.into_iter().rev().for_each(|effect| todo.push_front(effect));
@@ -36,10 +36,7 @@ impl AccountSession {
                         feed.request_snapshot(self.owner.account, reason);
                     }
                 }
-                Effect::Persist(pair) => {
-                    let row = rows::pair_row(self.owner, *pair, self.context.clock.wall());
-                    self.context.writer.push(Row::Pair(row));
-                }
+                Effect::Persist(pair) => self.persist(*pair),
                 Effect::Record(record) => self.record(*record),
                 Effect::Planned { reason, steps, held, duplicates } => {
                     count_plan(reason, &steps, held, duplicates);
@@ -94,6 +91,11 @@ impl AccountSession {
             (key, attempt, outcome)
         }));
         effects
+    }
+
+    pub(super) fn persist(&self, pair: reconcile::Pair) {
+        let row = rows::pair_row(self.owner, pair, self.context.clock.wall());
+        self.context.writer.push(Row::Pair(row));
     }
 
     pub(super) fn record(&self, record: Record) {

@@ -18,7 +18,7 @@
 use super::leading::Leading;
 use super::metrics::names;
 use super::reading::{Load, load};
-use super::rows::{self, Owner};
+use super::rows::Owner;
 use crate::broker::paper::{
     self as paper_platform, PaperBrokerSession, PaperEvents, PaperSettings,
 };
@@ -35,7 +35,7 @@ use crate::writer::{AccountStatus, Row, Writer, store::PgRows};
 use bus::{FeedMessage, Feeds};
 use futures_util::stream::{FuturesUnordered, StreamExt};
 use reconcile::Limits;
-use schemas::{AccountId, Epoch, NodeId, Symbol};
+use schemas::{AccountId, Epoch, NodeId};
 use std::future::Future;
 use std::pin::Pin;
 use std::sync::Arc;
@@ -505,7 +505,7 @@ impl AccountSession {
         message: FeedMessage,
     ) {
         let symbol = match &message {
-            FeedMessage::Event { event, .. } => event_symbol(event),
+            FeedMessage::Event { event, .. } => Some(event.change.symbol()),
             FeedMessage::Snapshot(..) | FeedMessage::Doubt(_) | FeedMessage::Funds(_) => None,
         };
         if let (Some(symbol), Some(follower)) = (symbol, &mut self.follower) {
@@ -581,10 +581,7 @@ impl AccountSession {
         for effect in effects {
             match effect {
                 Effect::Record(record) => self.record(*record),
-                Effect::Persist(pair) => {
-                    let row = rows::pair_row(self.owner, *pair, now.wall);
-                    self.context.writer.push(Row::Pair(row));
-                }
+                Effect::Persist(pair) => self.persist(*pair),
                 Effect::Send { .. }
                 | Effect::Read { .. }
                 | Effect::AskMaster { .. }
@@ -728,20 +725,6 @@ async fn finished(task: &mut Option<JoinHandle<Load>>) -> Load {
     let loaded = running.await.unwrap_or_else(|panic| Err(panic.to_string()));
     *task = None;
     loaded
-}
-
-fn event_symbol(event: &schemas::TradeEvent) -> Option<&Symbol> {
-    use schemas::Change;
-    match &event.change {
-        Change::PositionOpened(p)
-        | Change::PositionModified(p)
-        | Change::PendingFilled(p)
-        | Change::VolumeChanged { position: p, .. }
-        | Change::PositionClosed { position: p, .. } => Some(&p.symbol),
-        Change::PendingPlaced(o) | Change::PendingModified(o) | Change::PendingCancelled(o) => {
-            Some(&o.symbol)
-        }
-    }
 }
 
 fn outcome_word(outcome: &Outcome) -> &'static str {

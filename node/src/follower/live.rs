@@ -197,7 +197,7 @@ impl Follower {
                         own_time: None,
                     };
                     self.on_their_way.insert(key, order);
-                    effects.push(Effect::Send { key, attempt, request, cause });
+                    effects.push(Effect::Send { key, attempt, request });
                     return;
                 }
             }

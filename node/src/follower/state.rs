@@ -174,8 +174,6 @@ pub enum Effect {
         attempt: Attempt,
         /// The order.
         request: OrderRequest,
-        /// What made it necessary, if an event did.
-        cause: Option<Cause>,
     },
     /// Read the account and its history since `since`; quotes of `symbols`.
     Read {

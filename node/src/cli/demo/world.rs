@@ -8,7 +8,7 @@ use crate::history::History;
 use crate::{cli::demo::judge::JudgedFollower, cli::demo::judge::Volumes};
 use devstack::{ManagedProcess, Nats, Postgres, ProcessSpec, StopSignal, Tools};
 use paper::PaperDriver;
-use reconcile::{AboveMax, BelowMin, Sizing};
+use reconcile::Sizing;
 use rust_decimal::Decimal;
 use schemas::{AccountId, Symbol, SymbolSpec};
 use sqlx::{PgConnection, Row};
@@ -266,26 +266,8 @@ async fn enter(
         )
         .await?;
         let multiplier = multiplier(index);
-        let link = directory::add_link(
-            db,
-            &NewLink {
-                master,
-                follower: account,
-                magic: None,
-                sizing: Sizing::Multiplier(multiplier),
-                below_min: BelowMin::Skip,
-                above_max: AboveMax::Clamp,
-                align_contract: false,
-                slippage_points: 20,
-                copy_stops: true,
-                copy_pendings: true,
-                reverse: false,
-                sync_existing: false,
-                symbol_map: BTreeMap::new(),
-                symbol_suffix: String::new(),
-            },
-        )
-        .await?;
+        let new = NewLink::plain(master, account, Sizing::Multiplier(multiplier));
+        let link = directory::add_link(db, &new).await?;
         judged.push(JudgedFollower { account, link, multiplier, unowned: Vec::new() });
     }
     Ok((master, judged))

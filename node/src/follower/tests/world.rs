@@ -272,7 +272,7 @@ impl World {
     fn execute(&mut self, effects: Vec<Effect>) {
         for effect in effects {
             match effect {
-                Effect::Send { key, attempt, request, .. } => self.send(key, attempt, request),
+                Effect::Send { key, attempt, request } => self.send(key, attempt, request),
                 Effect::Read { id, since, .. } => {
                     self.reads.push((id, since, Instant::now()));
                     self.read_times.push(self.passed);
