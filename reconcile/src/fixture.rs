@@ -72,7 +72,7 @@ pub(crate) fn quote(name: &str, bid: &str, ask: &str) -> Quote {
 
 pub(crate) fn funds(amount: &str, currency: &str, at: Micros) -> Funds {
     let amount: schemas::Money = amount.parse().unwrap();
-    Funds { balance: amount, equity: amount, currency: symbol(currency), at }
+    Funds { balance: amount, equity: amount, margin_used: None, currency: symbol(currency), at }
 }
 
 /// A buy of 1.00 EURUSD at 1.10000, opened a second ago.

@@ -53,6 +53,7 @@ fn funds() -> Funds {
     Funds {
         balance: "10000".parse().unwrap(),
         equity: "9987.55".parse().unwrap(),
+        margin_used: None,
         currency: Symbol::new("USD").unwrap(),
         at: AT,
     }

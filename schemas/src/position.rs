@@ -139,6 +139,9 @@ pub struct Funds {
     pub balance: Money,
     /// Equity in the account's currency.
     pub equity: Money,
+    /// Margin that the open trades take, where the platform says it: 0 exactly when none is open.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub margin_used: Option<Money>,
     /// Currency code, as the broker prints it.
     pub currency: Symbol,
     /// When the broker said so.

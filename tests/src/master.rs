@@ -38,6 +38,7 @@ impl Master {
         handle.set_funds(Funds {
             balance: "10000".parse().unwrap(),
             equity: "10000".parse().unwrap(),
+            margin_used: None,
             currency: Symbol::new("USD").unwrap(),
             at: wall(),
         });

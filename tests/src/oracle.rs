@@ -131,6 +131,11 @@ impl State {
                     *known = trade(known.lots);
                 }
             }
+            TradeEventKind::Added => {
+                if let Some(known) = self.trades.get_mut(&ticket) {
+                    *known = trade(known.lots + fact.lots.get());
+                }
+            }
             TradeEventKind::Reduced => {
                 if let Some(known) = self.trades.get_mut(&ticket) {
                     *known = trade(known.lots - fact.lots.get());
@@ -239,7 +244,7 @@ pub fn orders(ledger: &Ledger) -> Vec<Order> {
 pub fn logins(ledger: &Ledger) -> Vec<(AccountId, Token, NodeId)> {
     let logins = ledger.rows().iter().filter_map(|row| match &row.fact {
         Fact::Login(login) => Some(login),
-        Fact::Request(_) | Fact::Trade(_) => None,
+        Fact::Ended(_) | Fact::Request(_) | Fact::Lost(_) | Fact::Trade(_) => None,
     });
     logins.filter_map(|login| Some((login.account?, login.token?, login.node.clone()))).collect()
 }

@@ -21,8 +21,8 @@ use crate::clock::wall_now;
 use crate::error::PaperError;
 use crate::lines::{Line, LineBuffer};
 use crate::protocol::{
-    ANSWER_LINE_BYTES_MAX, AccountBook, AccountChange, FieldError, HistoryPage, LoginKind, Op,
-    OrderMeta, OrderReply, Push, Request,
+    ANSWER_LINE_BYTES_MAX, AccountBook, AccountChange, FieldError, HistoryPage, LoggedIn,
+    LoginKind, Op, OrderMeta, OrderReply, Push, Request, Style,
 };
 use crate::{socket, wire};
 use bytes::{Buf, Bytes, BytesMut};
@@ -154,15 +154,17 @@ impl PaperClient {
         let wire = &self.guard.wire;
         let (pushes, receiver) = mpsc::channel(SESSION_PUSHES_MAX);
         let state = wire.add_route(account, pushes)?;
-        let inner = Arc::new(SessionInner { guard: self.guard.clone(), account, state });
         let login = Op::Login {
             account: Some(account),
             node: wire.node.clone(),
             kind: LoginKind::Trader,
             token: Some(token),
         };
-        wire.call::<serde::de::IgnoredAny>("login", &Request::Other(login)).await?;
-        Ok((PaperSession { inner }, receiver))
+        // Made before the call, so that giving up during it says goodbye.
+        let mut inner = SessionInner { guard: self.guard.clone(), account, state, style: None };
+        let logged_in: LoggedIn = wire.call("login", &Request::Other(login)).await?;
+        inner.style = logged_in.style;
+        Ok((PaperSession { inner: Arc::new(inner) }, receiver))
     }
 
     /// The last quote that the broker pushed for a symbol; quotes come once an account is open.
@@ -215,6 +217,11 @@ impl PaperSession {
         self.inner.account
     }
 
+    /// Whether the account holds at most one trade a symbol.
+    pub fn is_netting(&self) -> bool {
+        self.inner.style.is_some_and(Style::is_netting)
+    }
+
     /// Writes the order to the socket, now. The caller checks its permit immediately before.
     ///
     /// Never waits. Errors: `NotSent`, in which case no byte of it was written.
@@ -256,6 +263,9 @@ impl PaperSession {
         self.require_synced()?;
         let op = Op::Snapshot { account: self.inner.account };
         let book: AccountBook = self.call("snapshot", op).await?;
+        if !book.complete {
+            return Err(PaperError::NotSynced { account: self.inner.account });
+        }
         Ok(snapshot_of(book))
     }
 
@@ -358,6 +368,7 @@ struct SessionInner {
     guard: Arc<Guard>,
     account: AccountId,
     state: Arc<SessionState>,
+    style: Option<Style>,
 }
 
 impl Drop for SessionInner {
@@ -590,8 +601,12 @@ impl Wire {
             Push::Quote(quote) => {
                 table.quotes.insert(quote.symbol.clone(), quote);
             }
-            Push::List { account, positions, pendings } => {
+            Push::List { account, positions, pendings, anew } => {
                 if let Some(route) = table.routes.get_mut(&account) {
+                    if anew {
+                        route.positions.clear();
+                        route.pendings.clear();
+                    }
                     route.positions.extend(positions);
                     route.pendings.extend(pendings);
                 }
@@ -604,6 +619,7 @@ impl Wire {
                     positions: std::mem::take(&mut route.positions),
                     pendings: std::mem::take(&mut route.pendings),
                     funds,
+                    complete: true,
                 };
                 let counted = (book.positions.len(), book.pendings.len());
                 if counted != (positions, pendings) {
@@ -613,6 +629,7 @@ impl Wire {
                 route.state.synced.store(true, Ordering::Release);
                 table.hand_over(account, SessionPush::Synced(snapshot_of(book)));
             }
+            Push::Ended { account, reason } => table.end_route(account, &reason),
             Push::Change { account, revision, change, funds } => {
                 // Before the mark it belongs to an earlier session; the lists will contain it.
                 let is_synced = |r: &Route| r.state.synced.load(Ordering::Acquire);

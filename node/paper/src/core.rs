@@ -1,26 +1,27 @@
 //! The engine, the ledger and the list of connections, changed together under one lock.
 //!
 //! Decides in which order things are told: what one request causes is written to the ledger,
-//! then pushed, then answered, before the next request is looked at.
+//! then pushed, then answered, before the next request is looked at. What becomes of an order, and
+//! when, is decided by `broker`.
 //!
 //! Invariants:
-//! 1. Requests are decided in the order in which they are read from their sockets.
+//! 1. Requests are looked at in the order in which they are read from their sockets.
 //! 2. No answer leaves before the ledger rows of its request are in the file.
 //! 3. A connection that does not take its lines is cut off; it never holds up the others.
 
+use crate::broker::{self, Broker, Output, Sent, TraderLogin};
 use crate::clock::{Clock, Now};
-use crate::engine::{Effects, Engine};
 use crate::error::PaperError;
 use crate::faults::{Settings, SettingsChange};
-use crate::ledger::{Fact, Ledger, LoginFact, RequestFact};
+use crate::ledger::{Fact, Ledger, LoginFact};
 use crate::ledger_file::LedgerFile;
 use crate::protocol::{
-    FieldError, Instruction, LIST_ITEMS_MAX, LedgerPage, LoginKind, Op, OrderMeta, PAGE_ROWS_MAX,
-    Push, Request,
+    Ended, FieldError, LedgerPage, LoggedIn, LoginKind, Op, PAGE_ROWS_MAX, Push, Request,
+    StoppedOut,
 };
 use crate::wire;
 use bytes::Bytes;
-use schemas::{AccountId, NodeId, Quote, Symbol, Token};
+use schemas::{AccountId, Quote, Symbol};
 use serde::Serialize;
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::sync::Arc;
@@ -49,25 +50,25 @@ pub(crate) struct Peer {
 #[derive(Debug)]
 pub(crate) struct Core {
     clock: Clock,
-    engine: Engine,
+    broker: Broker,
+    /// Of the shares and spans of faults.
+    draws: fastrand::Rng,
     ledger: Ledger,
     file: Option<LedgerFile>,
-    settings: Settings,
     peers: BTreeMap<u64, Peer>,
     listeners: HashMap<AccountId, BTreeSet<u64>>,
     last_connection: u64,
 }
 
-/// What a request comes to: an encoded answer, when it may leave, and what comes after it.
+/// What a request comes to: an encoded answer, and what comes after it.
 struct Reply {
     line: Bytes,
-    delay: Duration,
     after: Vec<Push>,
 }
 
 impl Reply {
     fn at_once(id: u64, reply: &impl Serialize) -> Self {
-        Self { line: wire::encode_ok(id, reply), delay: Duration::ZERO, after: Vec::new() }
+        Self { line: wire::encode_ok(id, reply), after: Vec::new() }
     }
 }
 
@@ -93,13 +94,13 @@ impl From<PaperError> for Failed {
 }
 
 impl Core {
-    pub(crate) fn new(settings: Settings, file: Option<LedgerFile>) -> Self {
+    pub(crate) fn new(settings: Settings, seed: u64, file: Option<LedgerFile>) -> Self {
         Self {
             clock: Clock::start(),
-            engine: Engine::default(),
+            broker: Broker::new(settings),
+            draws: fastrand::Rng::with_seed(seed),
             ledger: Ledger::default(),
             file,
-            settings,
             peers: BTreeMap::new(),
             listeners: HashMap::new(),
             last_connection: 0,
@@ -120,11 +121,36 @@ impl Core {
         self.last_connection
     }
 
-    pub(crate) fn disconnect(&mut self, connection: u64) {
+    /// Errors: only if the broker cannot go on.
+    pub(crate) fn disconnect(&mut self, connection: u64) -> Result<(), PaperError> {
+        let now = self.clock.now();
+        self.forget(connection);
+        let mut out = Vec::new();
+        self.broker.disconnect(connection, &mut out);
+        self.publish(now, out)
+    }
+
+    fn forget(&mut self, connection: u64) {
         let Some(peer) = self.peers.remove(&connection) else { return };
         for account in peer.accounts.into_keys() {
             self.stop_listening(account, connection);
         }
+    }
+
+    /// Does what is due by now, and says how long there is nothing more to do; absent: until
+    /// something is asked. Errors: only if the broker cannot go on.
+    pub(crate) fn run_due(&mut self) -> Result<Option<Duration>, PaperError> {
+        let now = self.clock.now();
+        let mut out = Vec::new();
+        self.broker.run(now, &mut out);
+        self.publish(now, out)?;
+        let wait = |due: u64| Duration::from_micros(due.saturating_sub(now.mono_us));
+        Ok(self.broker.next_due().map(wait))
+    }
+
+    /// When there is something to do without being asked.
+    pub(crate) fn next_due(&self) -> Option<u64> {
+        self.broker.next_due()
     }
 
     pub(crate) fn connections(&self) -> usize {
@@ -150,8 +176,9 @@ impl Core {
             }
         };
         match self.take_request(connection, id, request) {
-            Ok(reply) => {
-                self.send(connection, Outgoing { line: reply.line, delay: reply.delay });
+            Ok(None) => Ok(()),
+            Ok(Some(reply)) => {
+                self.send_now(connection, reply.line);
                 for push in reply.after {
                     self.send_now(connection, wire::encode_push(&push));
                 }
@@ -169,172 +196,184 @@ impl Core {
         self.send_now(connection, wire::encode_error(id, error));
     }
 
-    fn take_request(&mut self, conn: u64, id: u64, request: Request) -> Result<Reply, Failed> {
+    /// The answer, unless it is given later, or never.
+    fn take_request(
+        &mut self,
+        conn: u64,
+        id: u64,
+        request: Request,
+    ) -> Result<Option<Reply>, Failed> {
+        let now = self.clock.now();
+        let mut out = Vec::new();
         match request {
             Request::Order { account, meta, instruction } => {
                 self.require_trader(conn, account)?;
-                let mut reply = self.order(conn, id, account, Some(meta), instruction)?;
-                reply.delay = self.settings.answer_delay();
-                Ok(reply)
+                let sent = Sent { connection: conn, request: id, account, meta, instruction };
+                let Self { broker, draws, .. } = self;
+                broker.order(now, sent, &mut |below| draws.u64(0..below), &mut out)?;
+                self.publish(now, out)?;
+                Ok(None)
             }
             Request::Manual { account, instruction } => {
                 self.require_driver(conn)?;
-                self.order(conn, id, account, None, instruction)
+                let reply = self.broker.manual(now, conn, id, account, instruction, &mut out)?;
+                self.publish(now, out)?;
+                Ok(Some(Reply::at_once(id, &reply)))
             }
-            Request::Other(op) => self.take_op(conn, id, op),
+            Request::Other(op) => self.take_op(now, conn, id, op).map(Some),
         }
     }
 
-    fn take_op(&mut self, conn: u64, id: u64, op: Op) -> Result<Reply, Failed> {
-        let now = self.clock.now();
+    fn take_op(&mut self, now: Now, conn: u64, id: u64, op: Op) -> Result<Reply, Failed> {
         match op {
-            Op::Login { account, node, kind, token } => {
-                return self.login(conn, id, account, node, kind, token);
-            }
+            Op::Login { account, node, kind, token } => self.login(
+                now,
+                conn,
+                id,
+                LoginFact { connection: conn, account, node, kind, token, faults: Vec::new() },
+            ),
             Op::Logout { account } => {
-                let peer = self.peer(conn)?;
-                if peer.accounts.remove(&account).is_none() {
+                if self.peer(conn)?.accounts.remove(&account).is_none() {
                     return Err(FieldError::new("account", account, "is not logged in here").into());
                 }
                 self.stop_listening(account, conn);
+                self.broker.logout(conn, account);
+                Ok(Reply::at_once(id, &Nothing {}))
             }
-            Op::Ping {} => {}
+            Op::Ping {} => Ok(Reply::at_once(id, &Nothing {})),
             Op::Snapshot { account } => {
                 self.require_reader(conn, account)?;
-                return Ok(Reply::at_once(id, &self.engine.book(now, account)?));
+                Ok(Reply::at_once(id, &self.broker.book(now, conn, account)?))
             }
             Op::History { account, since_us, after } => {
                 self.require_reader(conn, account)?;
-                return Ok(Reply::at_once(id, &self.engine.history(account, since_us, after)?));
+                let page = self.broker.history(conn, account, since_us, after)?;
+                Ok(Reply::at_once(id, &page))
             }
             Op::Symbols { account } => {
                 self.require_reader(conn, account)?;
-                return Ok(Reply::at_once(id, &self.engine.symbols(account)?));
+                Ok(Reply::at_once(id, &self.broker.engine().symbols(account)?))
             }
             Op::Quotes { account } => {
                 self.require_reader(conn, account)?;
-                return Ok(Reply::at_once(id, &self.engine.quotes(account)?));
-            }
-            Op::DeclareAccounts { accounts } => {
-                self.require_driver(conn)?;
-                self.engine.declare_accounts(accounts)?;
-            }
-            Op::DeclareSymbols { symbols } => {
-                self.require_driver(conn)?;
-                self.engine.declare_symbols(symbols)?;
-            }
-            Op::Feed { quotes } => {
-                self.require_driver(conn)?;
-                let mut effects = Effects::default();
-                self.engine.feed(now, &quotes, &mut effects)?;
-                self.publish(now, None, effects)?;
-            }
-            Op::Deposit { account, amount } => {
-                self.require_driver(conn)?;
-                let mut effects = Effects::default();
-                self.engine.deposit(now, account, amount, &mut effects)?;
-                self.publish(now, None, effects)?;
-            }
-            Op::Settings { answer_delay_ms, check_tokens } => {
-                self.require_driver(conn)?;
-                let change = SettingsChange { answer_delay_ms, check_tokens };
-                self.settings = self.settings.changed(change)?;
-                return Ok(Reply::at_once(id, &self.settings));
+                Ok(Reply::at_once(id, &self.broker.engine().quotes(account)?))
             }
             Op::Accounts { after } => {
                 self.require_auditor(conn)?;
-                return Ok(Reply::at_once(id, &self.engine.accounts(after)));
+                Ok(Reply::at_once(id, &self.broker.engine().accounts(after)))
             }
             Op::Books { after } => {
                 self.require_auditor(conn)?;
-                return Ok(Reply::at_once(id, &self.engine.books(now, after)));
+                Ok(Reply::at_once(id, &self.broker.engine().books(now, after)))
             }
             Op::Ledger { from } => {
                 self.require_auditor(conn)?;
-                return Ok(Reply::at_once(id, &self.ledger_page(from)));
+                Ok(Reply::at_once(id, &self.ledger_page(from)))
+            }
+            Op::FaultList {} => {
+                self.require_auditor(conn)?;
+                Ok(Reply::at_once(id, &self.broker.faults(now)))
+            }
+            op => {
+                self.require_driver(conn)?;
+                self.drive(now, id, op)
             }
         }
-        Ok(Reply::at_once(id, &Nothing {}))
     }
 
-    fn order(
-        &mut self,
-        connection: u64,
-        id: u64,
-        account: AccountId,
-        meta: Option<OrderMeta>,
-        instruction: Instruction,
-    ) -> Result<Reply, Failed> {
-        let now = self.clock.now();
-        let mut effects = Effects::default();
-        let settings = self.settings;
-        let reply =
-            self.engine.order(now, account, meta.as_ref(), &instruction, settings, &mut effects)?;
-        let answer = Reply::at_once(id, &reply);
-        let request = RequestFact { connection, account, meta, instruction, reply };
-        self.publish(now, Some(Fact::Request(request)), effects)?;
-        Ok(answer)
+    /// What only a driver may do.
+    fn drive(&mut self, now: Now, id: u64, op: Op) -> Result<Reply, Failed> {
+        let mut out = Vec::new();
+        let reply = match op {
+            Op::DeclareAccounts { accounts } => {
+                self.broker.engine_mut().declare_accounts(accounts)?;
+                Reply::at_once(id, &Nothing {})
+            }
+            Op::DeclareSymbols { symbols } => {
+                self.broker.engine_mut().declare_symbols(symbols)?;
+                Reply::at_once(id, &Nothing {})
+            }
+            Op::Feed { quotes } => {
+                self.broker.feed(now, &quotes, &mut out)?;
+                Reply::at_once(id, &Nothing {})
+            }
+            Op::Deposit { account, amount } => {
+                self.broker.deposit(now, account, amount, &mut out)?;
+                Reply::at_once(id, &Nothing {})
+            }
+            Op::Settings { answer_delay_ms, check_tokens } => {
+                let change = SettingsChange { answer_delay_ms, check_tokens };
+                self.broker.set_settings(self.broker.settings().changed(change)?);
+                Reply::at_once(id, &self.broker.settings())
+            }
+            Op::FaultSet { fault } => Reply::at_once(id, &self.broker.set_fault(now, fault)?),
+            Op::FaultClear { fault, account } => {
+                Reply::at_once(id, &self.broker.clear_faults(fault, account)?)
+            }
+            Op::Kick { account } => {
+                let sessions = self.broker.kick(account, None, "ended by a driver", &mut out);
+                Reply::at_once(id, &Ended { sessions })
+            }
+            Op::StopOutLevel { account, percent } => {
+                self.broker.set_stop_out(now, account, percent, &mut out)?;
+                Reply::at_once(id, &Nothing {})
+            }
+            Op::StopOut { account } => {
+                let ticket = self.broker.stop_out(now, account, &mut out)?;
+                Reply::at_once(id, &StoppedOut { ticket })
+            }
+            Op::Login { .. }
+            | Op::Logout { .. }
+            | Op::Ping {}
+            | Op::Snapshot { .. }
+            | Op::History { .. }
+            | Op::Symbols { .. }
+            | Op::Quotes { .. }
+            | Op::Accounts { .. }
+            | Op::Books { .. }
+            | Op::Ledger { .. }
+            | Op::FaultList {} => unreachable!("taken before"),
+        };
+        self.publish(now, out)?;
+        Ok(reply)
     }
 
-    fn login(
-        &mut self,
-        connection: u64,
-        id: u64,
-        account: Option<AccountId>,
-        node: NodeId,
-        kind: LoginKind,
-        token: Option<Token>,
-    ) -> Result<Reply, Failed> {
-        let now = self.clock.now();
-        let mut after = Vec::new();
-        match (kind, account) {
+    fn login(&mut self, now: Now, conn: u64, id: u64, who: LoginFact) -> Result<Reply, Failed> {
+        let (account, kind) = (who.account, who.kind);
+        let (mut after, mut out, mut style) = (Vec::new(), Vec::new(), None);
+        let lists = match (kind, account) {
             (LoginKind::Trader, None) => {
                 let text = "is missing; a trader names its account";
                 return Err(FieldError::new("account", "", text).into());
             }
             (LoginKind::Trader, Some(account)) => {
-                self.engine.login(account, token, self.settings)?
+                let LoginFact { connection, node, token, .. } = who;
+                let who = TraderLogin { connection, account, node, token };
+                let Self { broker, draws, .. } = self;
+                broker.login(now, who, &mut |below| draws.u64(0..below), &mut out)?
             }
-            (LoginKind::Driver | LoginKind::Auditor, _) => {}
-        }
+            (LoginKind::Driver | LoginKind::Auditor, account) => {
+                let book = account.map(|account| self.broker.engine().book(now, account));
+                out.push(Output::Write(Fact::Login(who)));
+                book.transpose()?.map(|book| broker::lists(book, false)).unwrap_or_default()
+            }
+        };
         if let Some(account) = account {
-            let suffix = self.engine.suffix(account)?.to_owned();
-            if self.peer(connection)?.suffixes.insert(suffix) {
-                after.extend(self.engine.quotes(account)?.into_iter().map(Push::Quote));
+            let suffix = self.broker.engine().suffix(account)?.to_owned();
+            style = Some(self.broker.engine().style(account)?);
+            if self.peer(conn)?.suffixes.insert(suffix) {
+                let quotes = self.broker.engine().quotes(account)?;
+                after.extend(quotes.into_iter().map(Push::Quote));
             }
-            after.extend(self.lists(account)?);
-            self.listeners.entry(account).or_default().insert(connection);
-            self.peer(connection)?.accounts.insert(account, kind);
+            after.extend(lists);
+            self.listeners.entry(account).or_default().insert(conn);
+            self.peer(conn)?.accounts.insert(account, kind);
         }
-        let peer = self.peer(connection)?;
+        let peer = self.peer(conn)?;
         peer.is_driver |= kind == LoginKind::Driver;
         peer.is_auditor |= kind == LoginKind::Auditor;
-        let fact = Fact::Login(LoginFact { connection, account, node, kind, token });
-        self.publish(now, Some(fact), Effects::default())?;
-        Ok(Reply { after, ..Reply::at_once(id, &Nothing {}) })
-    }
-
-    /// The whole account in pieces, and the mark that says it was the whole.
-    fn lists(&self, account: AccountId) -> Result<Vec<Push>, FieldError> {
-        let book = self.engine.book(self.clock.now(), account)?;
-        let mut pushes = Vec::new();
-        let counted = (book.positions.len(), book.pendings.len());
-        for positions in book.positions.chunks(LIST_ITEMS_MAX) {
-            let (positions, pendings) = (positions.to_vec(), Vec::new());
-            pushes.push(Push::List { account, positions, pendings });
-        }
-        for pendings in book.pendings.chunks(LIST_ITEMS_MAX) {
-            let (positions, pendings) = (Vec::new(), pendings.to_vec());
-            pushes.push(Push::List { account, positions, pendings });
-        }
-        pushes.push(Push::Synced {
-            account,
-            revision: book.revision,
-            positions: counted.0,
-            pendings: counted.1,
-            funds: book.funds,
-        });
-        Ok(pushes)
+        self.publish(now, out)?;
+        Ok(Reply { after, ..Reply::at_once(id, &LoggedIn { style }) })
     }
 
     fn ledger_page(&self, from: u64) -> LedgerPage {
@@ -385,14 +424,14 @@ impl Core {
 
     // Writing down and telling.
 
-    fn publish(
-        &mut self,
-        now: Now,
-        cause: Option<Fact>,
-        effects: Effects,
-    ) -> Result<(), PaperError> {
-        let trades = effects.trades.into_iter().map(Fact::Trade);
-        for fact in cause.into_iter().chain(trades) {
+    /// First everything is written down, then it is told, in order.
+    fn publish(&mut self, now: Now, out: Vec<Output>) -> Result<(), PaperError> {
+        let mut told = Vec::with_capacity(out.len());
+        for output in out {
+            let Output::Write(fact) = output else {
+                told.push(output);
+                continue;
+            };
             let row = self.ledger.append(now, fact);
             if let Some(file) = &mut self.file {
                 file.add(row);
@@ -401,17 +440,37 @@ impl Core {
         if let Some(file) = &mut self.file {
             file.write()?;
         }
-        for quote in effects.quotes {
-            self.push_quote(&quote);
-        }
-        for (account, push) in effects.changes {
-            let Some(listeners) = self.listeners.get(&account).cloned() else { continue };
-            let line = wire::encode_push(&push);
-            for connection in listeners {
-                self.send_now(connection, line.clone());
-            }
+        for output in told {
+            self.tell(output);
         }
         Ok(())
+    }
+
+    fn tell(&mut self, output: Output) {
+        match output {
+            Output::Write(_) => {}
+            Output::Quote(quote) => self.push_quote(&quote),
+            Output::Change { account, push } => {
+                let Some(listeners) = self.listeners.get(&account).cloned() else { return };
+                let line = wire::encode_push(&push);
+                for connection in listeners {
+                    self.send_now(connection, line.clone());
+                }
+            }
+            Output::Push { connection, push } => {
+                if let Push::Ended { account, .. } = &push {
+                    self.stop_listening(*account, connection);
+                    if let Some(peer) = self.peers.get_mut(&connection) {
+                        peer.accounts.remove(account);
+                    }
+                }
+                self.send_now(connection, wire::encode_push(&push));
+            }
+            Output::Answer { connection, request, reply, after } => {
+                let line = wire::encode_ok(request, &reply);
+                self.send(connection, Outgoing { line, delay: after });
+            }
+        }
     }
 
     /// Once a connection and suffix, not once an account.
@@ -442,7 +501,8 @@ impl Core {
         if peer.lines.try_send(outgoing).is_err() {
             tracing::warn!(connection, "cut off: it does not take its lines");
             peer.kick.notify_one();
-            self.disconnect(connection);
+            // Its sessions at the broker end when its reader notices, a moment later.
+            self.forget(connection);
         }
     }
 }

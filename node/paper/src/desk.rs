@@ -7,13 +7,16 @@
 //! Invariants:
 //! 1. Everything is checked before anything is changed.
 //! 2. A closing order names a trade that is open now; it never opens, adds or reverses.
-//! 3. The lots in the history of a trade plus the lots still open are the lots it was opened with.
+//! 3. The lots in the history of a trade plus the lots still open are the lots that were opened
+//!    under its ticket.
+//! 4. A netting account holds at most one trade a symbol.
 
 use crate::clock::Now;
 use crate::engine::{
     Account, Effects, HELD_PER_ACCOUNT_MAX, Listed, OpenTrade, Symbols, WaitingOrder, add_money,
     profit,
 };
+use crate::faults::CommentFault;
 use crate::ledger::{Cause, TradeEventKind, TradeFact};
 use crate::protocol::{AccountChange, CloseComment, Instruction, OpenComment, Push, Style};
 use rust_decimal::Decimal;
@@ -32,6 +35,10 @@ pub(crate) struct Desk<'a> {
     pub(crate) now: Now,
     pub(crate) cause: Cause,
     pub(crate) effects: &'a mut Effects,
+    /// A fault: this share of the volume is filled.
+    pub(crate) fill_percent: Option<u32>,
+    /// A fault: this becomes of the comment of a new order.
+    pub(crate) comment_fault: Option<CommentFault>,
 }
 
 #[derive(Clone, Copy)]
@@ -121,6 +128,8 @@ impl Desk<'_> {
         check_stops(&listed.spec, side, reference, stops)?;
         check_comment(comment)?;
         self.check_room()?;
+        let lots = self.filled(&listed.spec, lots).unwrap_or(listed.spec.lots_min).min(lots);
+        self.check_margin(&listed.spec, &base, side, lots, price)?;
         let ticket = self.next_ticket();
         let position = BrokerPosition {
             ticket,
@@ -136,10 +145,141 @@ impl Desk<'_> {
         };
         let comment_sent = comment.to_owned();
         let trade = OpenTrade { position, base, first_ticket: ticket, comment_sent };
-        self.note(TradeEventKind::Opened, &trade, lots, Some(lots), price);
-        self.hold(trade.clone());
-        self.tell(AccountChange::PositionOpened { position: trade.position });
+        let ticket = self.enter(trade, TradeEventKind::Opened);
         Ok(OrderDone { lots: Some(lots), price: Some(price), ..done(ticket) })
+    }
+
+    /// The volume that a fault leaves of an order, down to the step.
+    fn filled(&self, spec: &SymbolSpec, lots: Lots) -> Option<Lots> {
+        let Some(percent) = self.fill_percent else { return Some(lots) };
+        let part = lots.get() * Decimal::from(percent) / Decimal::ONE_HUNDRED;
+        Lots::floor_step(part, spec.lots_step).filter(|part| *part >= spec.lots_min)
+    }
+
+    /// Where the account has a stop-out level, an order needs its margin free.
+    fn check_margin(
+        &self,
+        spec: &SymbolSpec,
+        base: &Symbol,
+        side: Side,
+        lots: Lots,
+        price: Price,
+    ) -> Result<(), Rejection> {
+        if self.account.stop_out_percent.is_none() {
+            return Ok(());
+        }
+        if self.netted(base).is_some_and(|trade| trade.position.side != side) {
+            return Ok(());
+        }
+        let needed = self.account.margin_of(Some(spec), lots.get(), price);
+        let equity = self.account.funds(self.symbols, self.now).equity.get();
+        let free = equity - self.account.margin_used(self.symbols);
+        if needed > free {
+            return refuse(RejectClass::NoMoney, format!("needs {needed}, {free} is free"));
+        }
+        Ok(())
+    }
+
+    /// The one trade of a symbol in a netting account.
+    fn netted(&self, base: &Symbol) -> Option<&OpenTrade> {
+        let mut trades = self.account.trades.values();
+        trades.find(|trade| trade.base == *base && self.account.decl.style.is_netting())
+    }
+
+    /// A new trade comes into the account; returns the ticket that it is held under.
+    fn enter(&mut self, trade: OpenTrade, event: TradeEventKind) -> FollowerTicket {
+        let Some(held) = self.netted(&trade.base).cloned() else {
+            let (ticket, price) = (trade.position.ticket, trade.position.open_price);
+            let lots = trade.position.lots;
+            self.note(event, &trade, lots, Some(lots), price);
+            self.hold(trade.clone());
+            let position = trade.position;
+            self.tell(match event {
+                TradeEventKind::PendingFilled => AccountChange::PendingFilled { position },
+                _ => AccountChange::PositionOpened { position },
+            });
+            return ticket;
+        };
+        let ticket = held.position.ticket;
+        let (lots, price) = (trade.position.lots, trade.position.open_price);
+        if held.position.side == trade.position.side {
+            self.add(held, trade);
+        } else if held.position.lots == lots {
+            self.close_whole(held, price);
+        } else if let Some(rest) = held.position.lots.minus(lots) {
+            self.close_part(held, lots, rest, price);
+        } else {
+            self.turn_over(held, trade);
+        }
+        ticket
+    }
+
+    /// Adds to a netted trade: average price; stops, magic and comment of the last order win.
+    fn add(&mut self, held: OpenTrade, new: OpenTrade) {
+        let digits = self.symbols[&held.base].spec.digits;
+        let (old, add) = (&held.position, &new.position);
+        let total = old.lots.get() + add.lots.get();
+        let value = old.open_price.get() * old.lots.get() + add.open_price.get() * add.lots.get();
+        let average = Price::new((value / total).round_dp(digits)).unwrap_or(old.open_price);
+        let position = BrokerPosition {
+            ticket: old.ticket,
+            lots: Lots::new(total).unwrap_or(old.lots),
+            open_price: average,
+            stop_loss: add.stop_loss.or(old.stop_loss),
+            take_profit: add.take_profit.or(old.take_profit),
+            opened_at: old.opened_at,
+            ..add.clone()
+        };
+        let (lots, price) = (add.lots, add.open_price);
+        let trade = OpenTrade { position, first_ticket: held.first_ticket, ..new };
+        self.note(TradeEventKind::Added, &trade, lots, Some(trade.position.lots), price);
+        self.hold(trade.clone());
+        self.tell(AccountChange::PositionModified { position: trade.position });
+    }
+
+    /// Ends a netted trade and goes on under its ticket on the other side, in one step.
+    fn turn_over(&mut self, held: OpenTrade, new: OpenTrade) {
+        let (lots, price) = (held.position.lots, new.position.open_price);
+        let rest = new.position.lots.minus(lots).unwrap_or(new.position.lots);
+        self.book_profit(&held, lots, price);
+        let comment = held.position.comment.clone();
+        let closed = self.record(&held.position, lots, price, comment, None);
+        self.note(TradeEventKind::Closed, &held, lots, None, price);
+        let ticket = held.position.ticket;
+        let position = BrokerPosition { ticket, lots: rest, ..new.position };
+        let trade = OpenTrade { position, first_ticket: held.first_ticket, ..new };
+        self.note(TradeEventKind::Opened, &trade, rest, Some(rest), price);
+        self.hold(trade.clone());
+        self.tell(AccountChange::PositionReversed { position: trade.position, closed });
+    }
+
+    /// Closes trades while equity is below the stop-out level of the margin in use.
+    pub(crate) fn stop_out_if_due(&mut self) {
+        let Some(percent) = self.account.stop_out_percent else { return };
+        let level = Decimal::from(percent);
+        loop {
+            let equity = self.account.funds(self.symbols, self.now).equity.get();
+            let used = self.account.margin_used(self.symbols);
+            let is_due = equity * Decimal::ONE_HUNDRED < used * level;
+            if !is_due || self.close_largest_loss().is_none() {
+                return;
+            }
+        }
+    }
+
+    /// Of equal losses the lowest ticket goes first. Absent: nothing that is open has a price.
+    pub(crate) fn close_largest_loss(&mut self) -> Option<FollowerTicket> {
+        let value = |trade: &OpenTrade| {
+            let listed = &self.symbols[&trade.base];
+            let price = listed.closing_price(trade.position.side)?;
+            let lots = trade.position.lots.get();
+            Some((profit(&listed.spec, &trade.position, lots, price), price, trade.clone()))
+        };
+        let (_, price, trade) =
+            self.account.trades.values().filter_map(value).min_by_key(|(profit, ..)| *profit)?;
+        let ticket = trade.position.ticket;
+        self.close_whole(trade, price);
+        Some(ticket)
     }
 
     fn close(
@@ -157,6 +297,7 @@ impl Desk<'_> {
         let Some(price) = listed.closing_price(trade.position.side) else {
             return refuse(RejectClass::Later, format!("no price for {}", trade.position.symbol));
         };
+        let lots = self.filled(&listed.spec, lots).unwrap_or(listed.spec.lots_step).min(lots);
         match all.minus(lots) {
             None => {
                 self.close_whole(trade, price);
@@ -180,6 +321,7 @@ impl Desk<'_> {
         let reason = match self.cause {
             Cause::StopLoss => CloseReason::StopLoss,
             Cause::TakeProfit => CloseReason::TakeProfit,
+            Cause::StopOut => CloseReason::StopOut,
             Cause::Order | Cause::Manual | Cause::Trigger => CloseReason::Client,
         };
         self.tell(AccountChange::PositionClosed { closed, reason });
@@ -197,7 +339,7 @@ impl Desk<'_> {
         let before = trade.position.clone();
         trade.position.lots = rest;
         let (closed, remainder) = match self.account.decl.style {
-            Style::Mt5 => {
+            Style::Mt5 | Style::Mt5Netting => {
                 let comment = before.comment.clone();
                 (self.record(&before, lots, price, comment, Some(rest)), None)
             }
@@ -303,12 +445,16 @@ impl Desk<'_> {
     fn fill(&mut self, order: WaitingOrder, price: Price) {
         self.drop_waiting(&order);
         let WaitingOrder { pending, base, comment_sent } = order;
-        let lots = pending.lots;
+        if self.netted(&base).is_some() {
+            // Its number ends here: what it adds to, or takes from, has another one.
+            self.account.gone.insert(pending.ticket);
+            self.tell(AccountChange::PendingCancelled { pending: pending.clone() });
+        }
         let position = BrokerPosition {
             ticket: pending.ticket,
             symbol: pending.symbol,
             side: pending.kind.side(),
-            lots,
+            lots: pending.lots,
             open_price: price,
             stop_loss: pending.stop_loss,
             take_profit: pending.take_profit,
@@ -317,9 +463,7 @@ impl Desk<'_> {
             comment: pending.comment,
         };
         let trade = OpenTrade { position, base, first_ticket: pending.ticket, comment_sent };
-        self.note(TradeEventKind::PendingFilled, &trade, lots, Some(lots), price);
-        self.hold(trade.clone());
-        self.tell(AccountChange::PendingFilled { position: trade.position });
+        self.enter(trade, TradeEventKind::PendingFilled);
     }
 
     // What the account holds.
@@ -498,7 +642,15 @@ impl Desk<'_> {
     }
 
     fn comment_shown(&self, sent: &str) -> String {
-        match &self.account.decl.comment_open {
+        let rule = match &self.comment_fault {
+            Some(CommentFault::Cut(chars)) => {
+                let cut: String = sent.chars().take(*chars as usize).collect();
+                return self.cut(&cut);
+            }
+            Some(CommentFault::As(rule)) => rule,
+            None => &self.account.decl.comment_open,
+        };
+        match rule {
             OpenComment::Keep => self.cut(sent),
             OpenComment::Blank => String::new(),
             OpenComment::Prefix(prefix) => self.cut(&format!("{prefix}{sent}")),
@@ -509,6 +661,7 @@ impl Desk<'_> {
         let word = match self.cause {
             Cause::StopLoss => "[sl]",
             Cause::TakeProfit => "[tp]",
+            Cause::StopOut => "[so]",
             Cause::Order | Cause::Manual | Cause::Trigger => return shown.to_owned(),
         };
         match self.account.decl.comment_at_stop() {

@@ -5,13 +5,13 @@
 
 use crate::client::{Ident, PaperClient};
 use crate::error::PaperError;
-use crate::faults::{Settings, SettingsChange};
+use crate::faults::{Fault, FaultSpec, Settings, SettingsChange};
 use crate::ledger::Ledger;
 use crate::protocol::{
-    AccountBook, AccountDecl, AccountsPage, BooksPage, FeedQuote, Instruction, LedgerPage,
-    LoginKind, Op, OrderReply, Request,
+    AccountBook, AccountDecl, AccountsPage, BooksPage, Ended, FeedQuote, Instruction, LedgerPage,
+    LoginKind, Op, OrderReply, Request, StoppedOut,
 };
-use schemas::{AccountId, Money, SymbolSpec};
+use schemas::{AccountId, FollowerTicket, Money, SymbolSpec};
 use serde::de::{DeserializeOwned, IgnoredAny};
 
 /// A driver or auditor connection.
@@ -66,6 +66,47 @@ impl PaperDriver {
     pub async fn settings(&self, change: SettingsChange) -> Result<Settings, PaperError> {
         let SettingsChange { answer_delay_ms, check_tokens } = change;
         self.call("settings", Op::Settings { answer_delay_ms, check_tokens }).await
+    }
+
+    /// Sets one more fault.
+    pub async fn set_fault(&self, fault: FaultSpec) -> Result<Fault, PaperError> {
+        self.call("fault_set", Op::FaultSet { fault }).await
+    }
+
+    /// The faults that are set.
+    pub async fn faults(&self) -> Result<Vec<Fault>, PaperError> {
+        self.call("fault_list", Op::FaultList {}).await
+    }
+
+    /// Takes faults away: one, those of an account, or all; returns what was taken away.
+    pub async fn clear_faults(
+        &self,
+        fault: Option<u64>,
+        account: Option<AccountId>,
+    ) -> Result<Vec<Fault>, PaperError> {
+        self.call("fault_clear", Op::FaultClear { fault, account }).await
+    }
+
+    /// Ends every trader's session of an account; returns how many there were.
+    pub async fn kick(&self, account: AccountId) -> Result<usize, PaperError> {
+        let ended: Ended = self.call("kick", Op::Kick { account }).await?;
+        Ok(ended.sessions)
+    }
+
+    /// Sets the stop-out level of an account in percent, or takes it away.
+    pub async fn set_stop_out(
+        &self,
+        account: AccountId,
+        percent: Option<u32>,
+    ) -> Result<(), PaperError> {
+        let op = Op::StopOutLevel { account, percent };
+        self.call::<IgnoredAny>("stop_out_level", op).await.map(drop)
+    }
+
+    /// Closes the trade with the largest loss as a stop-out does; returns its ticket.
+    pub async fn stop_out(&self, account: AccountId) -> Result<FollowerTicket, PaperError> {
+        let stopped: StoppedOut = self.call("stop_out", Op::StopOut { account }).await?;
+        Ok(stopped.ticket)
     }
 
     /// Every account.

@@ -10,17 +10,19 @@
 //!    keeps its ticket.
 //! 4. The same requests at the same times give the same effects: nothing iterates in hash order.
 //!
-//! Not modelled: margin and stop-out, swap and commission, currency conversion (profit is price
-//! difference x contract size x lots, booked as if it were in the account's currency), netting,
-//! expiry of pending orders, freeze levels, liquidity (every order fills in full at the quote).
+//! Not modelled: swap and commission, currency conversion (profit is price difference x contract
+//! size x lots, margin is lots x contract size x opening price / leverage, both booked as if they
+//! were in the account's currency), expiry of pending orders, freeze levels, liquidity (an order
+//! fills in full at the quote unless a fault says otherwise).
 
 use crate::clock::Now;
 use crate::desk::Desk;
-use crate::faults::Settings;
+use crate::faults::{CommentFault, Settings, Verdict};
 use crate::ledger::{Cause, TradeFact};
 use crate::protocol::{
     AccountBook, AccountChange, AccountDecl, AccountsPage, BooksPage, FeedQuote, FieldError,
-    HistoryPage, Instruction, OrderMeta, OrderReply, PAGE_ACCOUNTS_MAX, PAGE_ROWS_MAX, Push,
+    HistoryPage, Instruction, LEVERAGE_MAX, OrderMeta, OrderReply, PAGE_ACCOUNTS_MAX,
+    PAGE_ROWS_MAX, Push, STOP_OUT_PERCENT_MAX, Style,
 };
 use rust_decimal::Decimal;
 use schemas::{
@@ -64,6 +66,19 @@ pub struct Engine {
     accounts: BTreeMap<AccountId, Account>,
     symbols: BTreeMap<Symbol, Listed>,
     last_ticket: u64,
+    /// Accounts with a stop-out level.
+    stop_outs: BTreeSet<AccountId>,
+}
+
+/// What an order is decided on, besides the state.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Terms {
+    /// What holds for every order.
+    pub settings: Settings,
+    /// What a fault makes of it.
+    pub verdict: Verdict,
+    /// What a fault makes of its comment.
+    pub comment: Option<CommentFault>,
 }
 
 /// A symbol with its last price.
@@ -99,6 +114,8 @@ pub(crate) struct Account {
     pub(crate) balance: Decimal,
     pub(crate) revision: u64,
     pub(crate) token_highest: Token,
+    /// Now; the declaration says it for the start.
+    pub(crate) stop_out_percent: Option<u32>,
     pub(crate) trades: BTreeMap<FollowerTicket, OpenTrade>,
     pub(crate) waiting: BTreeMap<FollowerTicket, WaitingOrder>,
     pub(crate) history: Vec<ClosedTrade>,
@@ -112,6 +129,7 @@ impl Account {
     fn new(decl: AccountDecl) -> Self {
         Self {
             balance: decl.balance.get(),
+            stop_out_percent: decl.stop_out_percent,
             decl,
             revision: 0,
             token_highest: Token::MIN,
@@ -139,9 +157,34 @@ impl Account {
         Funds {
             balance: money(self.balance),
             equity: money(equity),
+            margin_used: Some(money(self.margin_used(symbols))),
             currency: self.decl.currency.clone(),
             at: now.wall,
         }
+    }
+
+    /// Margin that the open trades take; 0 exactly when there are none.
+    pub(crate) fn margin_used(&self, symbols: &Symbols) -> Decimal {
+        let of = |trade: &OpenTrade| {
+            let position = &trade.position;
+            let spec = symbols.get(&trade.base).map(|listed| &listed.spec);
+            self.margin_of(spec, position.lots.get(), position.open_price)
+        };
+        self.trades.values().map(of).fold(Decimal::ZERO, add_money)
+    }
+
+    /// Margin of a trade: at least the smallest amount, so that no trade takes none.
+    pub(crate) fn margin_of(
+        &self,
+        spec: Option<&SymbolSpec>,
+        lots: Decimal,
+        price: Price,
+    ) -> Decimal {
+        let size = spec.and_then(|spec| spec.contract_size).unwrap_or(Decimal::ONE);
+        let value = size.checked_mul(lots).and_then(|units| units.checked_mul(price.get()));
+        let margin = value.map(|value| value / Decimal::from(self.decl.leverage_used()));
+        let (least, largest) = (Decimal::new(1, MONEY_DIGITS), Decimal::from(MONEY_MAX));
+        margin.unwrap_or(largest).round_dp(MONEY_DIGITS).clamp(least, largest)
     }
 
     fn book(&self, symbols: &Symbols, now: Now) -> AccountBook {
@@ -151,6 +194,7 @@ impl Account {
             positions: self.trades.values().map(|t| t.position.clone()).collect(),
             pendings: self.waiting.values().map(|w| w.pending.clone()).collect(),
             funds: self.funds(symbols, now),
+            complete: true,
         }
     }
 }
@@ -200,13 +244,28 @@ pub(crate) fn add_money(a: Decimal, b: Decimal) -> Decimal {
     (a + b).clamp(-largest, largest)
 }
 
+fn check_stop_out_percent(field: &str, percent: Option<u32>) -> Result<(), FieldError> {
+    match percent {
+        Some(percent) if percent == 0 || percent > STOP_OUT_PERCENT_MAX => {
+            let text = format!("must be 1 to {STOP_OUT_PERCENT_MAX}");
+            Err(FieldError::new(field, percent, text))
+        }
+        _ => Ok(()),
+    }
+}
+
 fn money(amount: Decimal) -> Money {
     Money::new(amount.round_dp(MONEY_DIGITS)).expect("amounts are kept inside the range")
 }
 
 impl Default for Engine {
     fn default() -> Self {
-        Self { accounts: BTreeMap::new(), symbols: BTreeMap::new(), last_ticket: TICKETS_START }
+        Self {
+            accounts: BTreeMap::new(),
+            symbols: BTreeMap::new(),
+            last_ticket: TICKETS_START,
+            stop_outs: BTreeSet::new(),
+        }
     }
 }
 
@@ -221,6 +280,11 @@ impl Engine {
                 let text = "must be at most 16 characters that a symbol may have";
                 return Err(FieldError::new(at("suffix"), &decl.suffix, text));
             }
+            if decl.leverage_used() == 0 || decl.leverage_used() > LEVERAGE_MAX {
+                let text = format!("must be 1 to {LEVERAGE_MAX}");
+                return Err(FieldError::new(at("leverage"), decl.leverage_used(), text));
+            }
+            check_stop_out_percent(&at("stop_out_percent"), decl.stop_out_percent)?;
             let known = self.accounts.get(&decl.account);
             if known.is_some_and(|known| known.decl != *decl) {
                 let text = "is already declared, and otherwise";
@@ -232,6 +296,9 @@ impl Engine {
             return Err(FieldError::new("accounts", decls.len(), text));
         }
         for decl in decls {
+            if decl.stop_out_percent.is_some() {
+                self.stop_outs.insert(decl.account);
+            }
             self.accounts.entry(decl.account).or_insert_with(|| Account::new(decl));
         }
         Ok(())
@@ -333,9 +400,18 @@ impl Engine {
                 desk.judge(ticket);
             }
         }
+        for account in self.stop_outs.clone() {
+            self.watch_margin(now, account, effects);
+        }
     }
 
-    /// Decides an order. `meta` is absent for a trade by hand.
+    fn watch_margin(&mut self, now: Now, account: AccountId, effects: &mut Effects) {
+        if let Ok(mut desk) = self.desk(now, account, Cause::StopOut, effects) {
+            desk.stop_out_if_due();
+        }
+    }
+
+    /// Decides an order that no fault hits. `meta` is absent for a trade by hand.
     pub fn order(
         &mut self,
         now: Now,
@@ -345,6 +421,21 @@ impl Engine {
         settings: Settings,
         effects: &mut Effects,
     ) -> Result<OrderReply, FieldError> {
+        let terms = Terms { settings, ..Terms::default() };
+        self.order_on(now, account, meta, instruction, &terms, effects)
+    }
+
+    /// Decides an order, and what faults make of it.
+    pub fn order_on(
+        &mut self,
+        now: Now,
+        account: AccountId,
+        meta: Option<&OrderMeta>,
+        instruction: &Instruction,
+        terms: &Terms,
+        effects: &mut Effects,
+    ) -> Result<OrderReply, FieldError> {
+        let settings = terms.settings;
         let cause = if meta.is_some() { Cause::Order } else { Cause::Manual };
         if let Some(meta) = meta {
             let account = self.account_mut(account)?;
@@ -356,10 +447,55 @@ impl Engine {
             account.token_highest = account.token_highest.max(meta.token);
         }
         let mut desk = self.desk(now, account, cause, effects)?;
+        let percent = match &terms.verdict {
+            Verdict::Refuse(rejection) => return Ok(OrderReply::Rejected(rejection.clone())),
+            Verdict::FillPart(percent) => Some(*percent),
+            Verdict::CarryOut => None,
+        };
+        (desk.fill_percent, desk.comment_fault) = (percent, terms.comment.clone());
         Ok(match desk.execute(instruction) {
             Ok(done) => OrderReply::Done(done),
             Err(rejection) => OrderReply::Rejected(rejection),
         })
+    }
+
+    /// An order of a token arrived: the account has seen it from now on.
+    pub fn see_token(&mut self, account: AccountId, token: Token) -> Result<(), FieldError> {
+        let account = self.account_mut(account)?;
+        account.token_highest = account.token_highest.max(token);
+        Ok(())
+    }
+
+    /// Sets the stop-out level of an account, or takes it away, and looks at once.
+    pub fn set_stop_out(
+        &mut self,
+        now: Now,
+        account: AccountId,
+        percent: Option<u32>,
+        effects: &mut Effects,
+    ) -> Result<(), FieldError> {
+        check_stop_out_percent("percent", percent)?;
+        self.account_mut(account)?.stop_out_percent = percent;
+        match percent {
+            Some(_) => self.stop_outs.insert(account),
+            None => self.stop_outs.remove(&account),
+        };
+        self.watch_margin(now, account, effects);
+        Ok(())
+    }
+
+    /// Closes the trade with the largest loss, as a stop-out does, whatever the margin says.
+    ///
+    /// Errors: nothing is open, or nothing that is open has a price.
+    pub fn stop_out(
+        &mut self,
+        now: Now,
+        account: AccountId,
+        effects: &mut Effects,
+    ) -> Result<FollowerTicket, FieldError> {
+        let mut desk = self.desk(now, account, Cause::StopOut, effects)?;
+        let nothing = || FieldError::new("account", account, "has no trade that can be closed");
+        desk.close_largest_loss().ok_or_else(nothing)
     }
 
     /// Money in, or out if negative.
@@ -373,6 +509,7 @@ impl Engine {
         let mut desk = self.desk(now, account, Cause::Manual, effects)?;
         desk.account.balance = add_money(desk.account.balance, amount.get());
         desk.tell(AccountChange::FundsChanged {});
+        self.watch_margin(now, account, effects);
         Ok(())
     }
 
@@ -383,9 +520,10 @@ impl Engine {
         cause: Cause,
         effects: &'a mut Effects,
     ) -> Result<Desk<'a>, FieldError> {
-        let Self { accounts, symbols, last_ticket } = self;
+        let Self { accounts, symbols, last_ticket, .. } = self;
         let account = accounts.get_mut(&account).ok_or_else(|| unknown_account(account))?;
-        Ok(Desk { account, symbols, last_ticket, now, cause, effects })
+        let (fill_percent, comment_fault) = (None, None);
+        Ok(Desk { account, symbols, last_ticket, now, cause, effects, fill_percent, comment_fault })
     }
 
     fn account_mut(&mut self, account: AccountId) -> Result<&mut Account, FieldError> {
@@ -399,6 +537,11 @@ impl Engine {
     /// Everything an account holds.
     pub fn book(&self, now: Now, account: AccountId) -> Result<AccountBook, FieldError> {
         Ok(self.account(account)?.book(&self.symbols, now))
+    }
+
+    /// How an account treats partial closes, and whether it nets.
+    pub fn style(&self, account: AccountId) -> Result<Style, FieldError> {
+        Ok(self.account(account)?.decl.style)
     }
 
     /// What an account's group appends to symbols.

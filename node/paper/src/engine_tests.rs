@@ -15,26 +15,26 @@ use schemas::{
     PendingKind, Price, RejectClass, Side, Symbol, SymbolSpec, Token,
 };
 
-struct World {
-    engine: Engine,
+pub(crate) struct World {
+    pub(crate) engine: Engine,
     settings: Settings,
     clock_us: u64,
-    last: Effects,
+    pub(crate) last: Effects,
 }
 
-fn account(number: u64) -> AccountId {
+pub(crate) fn account(number: u64) -> AccountId {
     AccountId::new(number).unwrap()
 }
 
-fn lots(text: &str) -> Lots {
+pub(crate) fn lots(text: &str) -> Lots {
     text.parse().unwrap()
 }
 
-fn price(text: &str) -> Price {
+pub(crate) fn price(text: &str) -> Price {
     text.parse().unwrap()
 }
 
-fn spec() -> SymbolSpec {
+pub(crate) fn spec() -> SymbolSpec {
     SymbolSpec {
         symbol: "EURUSD".parse().unwrap(),
         digits: 5,
@@ -47,7 +47,7 @@ fn spec() -> SymbolSpec {
 }
 
 impl World {
-    fn with(decl: AccountDecl) -> World {
+    pub(crate) fn with(decl: AccountDecl) -> World {
         let mut engine = Engine::default();
         engine.declare_accounts(vec![decl]).unwrap();
         engine.declare_symbols(vec![spec()]).unwrap();
@@ -57,17 +57,17 @@ impl World {
         world
     }
 
-    fn new(style: Style) -> World {
+    pub(crate) fn new(style: Style) -> World {
         World::with(AccountDecl::new(account(1), style))
     }
 
-    fn now(&mut self) -> Now {
+    pub(crate) fn now(&mut self) -> Now {
         self.clock_us += 1_000;
         let wall = Micros(1_700_000_000_000_000 + self.clock_us as i64);
         Now { mono_us: self.clock_us, wall }
     }
 
-    fn feed(&mut self, bid: &str, ask: &str) {
+    pub(crate) fn feed(&mut self, bid: &str, ask: &str) {
         let symbol = spec().symbol;
         let quote = FeedQuote { symbol, bid: price(bid), ask: price(ask) };
         let now = self.now();
@@ -75,7 +75,7 @@ impl World {
         self.engine.feed(now, &[quote], &mut self.last).unwrap();
     }
 
-    fn ask(&mut self, instruction: &Instruction) -> OrderReply {
+    pub(crate) fn ask(&mut self, instruction: &Instruction) -> OrderReply {
         let now = self.now();
         self.last = Effects::default();
         self.engine
@@ -83,14 +83,14 @@ impl World {
             .unwrap()
     }
 
-    fn done(&mut self, instruction: &Instruction) -> OrderDone {
+    pub(crate) fn done(&mut self, instruction: &Instruction) -> OrderDone {
         match self.ask(instruction) {
             OrderReply::Done(done) => done,
             OrderReply::Rejected(rejection) => panic!("{instruction:?} refused: {rejection:?}"),
         }
     }
 
-    fn refused(&mut self, instruction: &Instruction) -> RejectClass {
+    pub(crate) fn refused(&mut self, instruction: &Instruction) -> RejectClass {
         let before = self.book();
         let reply = self.ask(instruction);
         assert_eq!(self.last, Effects::default(), "a refused order has effects");
@@ -102,22 +102,22 @@ impl World {
         }
     }
 
-    fn book(&mut self) -> AccountBook {
+    pub(crate) fn book(&mut self) -> AccountBook {
         let now = self.now();
         self.engine.book(now, account(1)).unwrap()
     }
 
-    fn only(&mut self) -> BrokerPosition {
+    pub(crate) fn only(&mut self) -> BrokerPosition {
         let mut positions = self.book().positions;
         assert_eq!(positions.len(), 1, "{positions:?}");
         positions.remove(0)
     }
 
-    fn history(&self) -> Vec<ClosedTrade> {
+    pub(crate) fn history(&self) -> Vec<ClosedTrade> {
         self.engine.history(account(1), Micros(0), 0).unwrap().trades
     }
 
-    fn last_change(&self) -> AccountChange {
+    pub(crate) fn last_change(&self) -> AccountChange {
         match self.last.changes.last() {
             Some((_, Push::Change { change, .. })) => change.clone(),
             other => panic!("no change: {other:?}"),
@@ -125,7 +125,12 @@ impl World {
     }
 }
 
-fn open(side: Side, volume: &str, loss: Option<&str>, profit: Option<&str>) -> Instruction {
+pub(crate) fn open(
+    side: Side,
+    volume: &str,
+    loss: Option<&str>,
+    profit: Option<&str>,
+) -> Instruction {
     Instruction::Open {
         symbol: spec().symbol,
         side,

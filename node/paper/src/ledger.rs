@@ -6,8 +6,10 @@
 //! Inputs: facts of the engine, one at a time, in arrival order. Outputs: rows, findings.
 //!
 //! Invariants:
-//! 1. Row numbers start at 0 and have no holes; arrival times never go back.
-//! 2. A request's row comes before the rows of the trades it changed.
+//! 1. Row numbers start at 0 and have no holes; the times of rows never go back.
+//! 2. A request's row is written when it is decided, and comes before the rows of the trades it
+//!    changed. When it arrived, and as which one, stands in it: a held-up order arrives, or is
+//!    carried out, after others that were sent later.
 //! 3. Magic and comment of a trade are those that were *sent*, whatever the broker shows later.
 //!
 //! Not covered: the bound on memory. Every row stays in memory while the broker runs
@@ -25,9 +27,9 @@ use std::path::Path;
 pub struct LedgerRow {
     /// Its number.
     pub row: u64,
-    /// Arrival: microseconds since the broker started, monotonic.
+    /// When it happened: microseconds since the broker started, monotonic.
     pub at_mono_us: u64,
-    /// Arrival by the wall clock.
+    /// The same by the wall clock.
     pub at_us: Micros,
     /// What happened.
     pub fact: Fact,
@@ -39,8 +41,12 @@ pub struct LedgerRow {
 pub enum Fact {
     /// Somebody logged in.
     Login(LoginFact),
-    /// A mutating request arrived and was decided.
+    /// A session was ended by the broker.
+    Ended(EndedFact),
+    /// A mutating request was decided.
     Request(RequestFact),
+    /// A mutating request never arrived.
+    Lost(LostFact),
     /// A trade or pending order changed.
     Trade(TradeFact),
 }
@@ -58,6 +64,39 @@ pub struct LoginFact {
     pub kind: LoginKind,
     /// The lease token it stated.
     pub token: Option<Token>,
+    /// The faults that it was hit by.
+    #[serde(default)]
+    pub faults: Vec<String>,
+}
+
+/// The end of a session, by the broker.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct EndedFact {
+    /// Connection, counted from 1.
+    pub connection: u64,
+    /// The account.
+    pub account: AccountId,
+    /// Why.
+    pub reason: String,
+}
+
+/// A mutating request that never arrived: a fault lost it on its way.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct LostFact {
+    /// Connection, counted from 1.
+    pub connection: u64,
+    /// The request's `id` on that connection.
+    pub request: u64,
+    /// The account it was for.
+    pub account: AccountId,
+    /// What the node stated.
+    pub meta: OrderMeta,
+    /// What was asked.
+    pub instruction: Instruction,
+    /// When it was sent: read from its socket.
+    pub sent_mono_us: u64,
+    /// The faults that it was hit by.
+    pub faults: Vec<String>,
 }
 
 /// A mutating request.
@@ -71,16 +110,31 @@ pub struct RequestFact {
     pub meta: Option<OrderMeta>,
     /// What was asked.
     pub instruction: Instruction,
-    /// What the broker decided, with the tickets.
+    /// What the broker decided, with the tickets, at the time of this row.
     pub reply: OrderReply,
+    /// The request's `id` on that connection.
+    pub request: u64,
+    /// When it was sent: read from its socket.
+    pub sent_mono_us: u64,
+    /// When it arrived: later than sent only where a fault held it up on its way.
+    pub arrived_mono_us: u64,
+    /// As which one it arrived, counted from 1 over the whole broker.
+    pub arrival: u64,
+    /// Time from the decision to the answer; absent: it is never answered.
+    pub answer_after_us: Option<u64>,
+    /// The faults that it was hit by.
+    #[serde(default)]
+    pub faults: Vec<String>,
 }
 
 /// What happened to a trade or pending order.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum TradeEventKind {
-    /// A trade was opened at the market.
+    /// A trade was opened at the market, or goes on under its ticket after it was turned over.
     Opened,
+    /// Netting: volume was added to a trade.
+    Added,
     /// Its stops were changed.
     Modified,
     /// A part was closed; in MT4 style the rest has `new_ticket`.
@@ -109,6 +163,8 @@ pub enum Cause {
     StopLoss,
     /// The take profit.
     TakeProfit,
+    /// Equity fell below the stop-out level.
+    StopOut,
     /// The price reached a pending order.
     Trigger,
 }
@@ -208,7 +264,8 @@ impl Ledger {
         &self.rows
     }
 
-    pub(crate) fn append(&mut self, now: Now, fact: Fact) -> &LedgerRow {
+    /// Adds one row.
+    pub fn append(&mut self, now: Now, fact: Fact) -> &LedgerRow {
         let row = self.rows.len() as u64;
         self.rows.push(LedgerRow { row, at_mono_us: now.mono_us, at_us: now.wall, fact });
         self.rows.last().expect("a row was just added")
@@ -218,7 +275,7 @@ impl Ledger {
     pub fn orders(&self) -> impl Iterator<Item = (&LedgerRow, &RequestFact, &OrderMeta)> {
         self.rows.iter().filter_map(|row| match &row.fact {
             Fact::Request(request) => request.meta.as_ref().map(|meta| (row, request, meta)),
-            Fact::Login(_) | Fact::Trade(_) => None,
+            Fact::Login(_) | Fact::Ended(_) | Fact::Lost(_) | Fact::Trade(_) => None,
         })
     }
 
@@ -226,7 +283,7 @@ impl Ledger {
     pub fn trades(&self) -> impl Iterator<Item = (&LedgerRow, &TradeFact)> {
         self.rows.iter().filter_map(|row| match &row.fact {
             Fact::Trade(trade) => Some((row, trade)),
-            Fact::Login(_) | Fact::Request(_) => None,
+            Fact::Login(_) | Fact::Ended(_) | Fact::Lost(_) | Fact::Request(_) => None,
         })
     }
 
@@ -235,19 +292,71 @@ impl Ledger {
         self.orders().map(|(_, _, meta)| meta.deadline_margin_us).min()
     }
 
-    /// Every broken promise of S1, S2 and S4, in row order.
+    /// Every broken promise of S1, S2 and S4. S1 and S2 are judged in the order in which requests
+    /// arrived, S4 by what was carried out.
     pub fn violations(&self) -> Vec<Violation> {
         let mut found = Vec::new();
         let mut highest: BTreeMap<AccountId, Token> = BTreeMap::new();
+        for (row, request) in self.arrivals() {
+            judge_request(row.row, request, &mut highest, &mut found);
+        }
         let mut made = BTreeMap::new();
-        for row in &self.rows {
-            match &row.fact {
-                Fact::Login(_) => {}
-                Fact::Request(request) => judge_request(row.row, request, &mut highest, &mut found),
-                Fact::Trade(trade) => judge_trade(row.row, trade, &mut made, &mut found),
-            }
+        for (row, trade) in self.trades() {
+            judge_trade(row.row, trade, &mut made, &mut found);
         }
         found
+    }
+
+    /// The requests in the order in which they arrived; rows are in the order of decisions.
+    pub fn arrivals(&self) -> Vec<(&LedgerRow, &RequestFact)> {
+        let mut all = Vec::new();
+        for row in &self.rows {
+            if let Fact::Request(request) = &row.fact {
+                all.push((row, request));
+            }
+        }
+        all.sort_by_key(|(row, request)| (request.arrival, row.row));
+        all
+    }
+
+    /// Rows of requests that were *carried out* after one of a higher token for their account had
+    /// arrived. No broken promise of S1, which is about arrival: it is what a broker that accepts
+    /// late, or a request held up on its way, does to a takeover, and the evidence for the one
+    /// exception of S4.
+    pub fn overtaken(&self) -> Vec<u64> {
+        let mut seen: BTreeMap<AccountId, Vec<(u64, Token)>> = BTreeMap::new();
+        for (_, request) in self.arrivals() {
+            if let Some(meta) = &request.meta {
+                let arrived = (request.arrived_mono_us, meta.token);
+                seen.entry(request.account).or_default().push(arrived);
+            }
+        }
+        let is_overtaken = |row: &LedgerRow, request: &RequestFact, meta: &OrderMeta| {
+            matches!(request.reply, OrderReply::Done(_))
+                && seen[&request.account]
+                    .iter()
+                    .any(|(at, token)| *at <= row.at_mono_us && *token > meta.token)
+        };
+        let overtaken =
+            self.orders().filter(|(row, request, meta)| is_overtaken(row, request, meta));
+        overtaken.map(|(row, ..)| row.row).collect()
+    }
+
+    /// How often each kind of fault hit, by its word.
+    pub fn faults(&self) -> BTreeMap<&str, u64> {
+        let mut hits = BTreeMap::new();
+        for row in &self.rows {
+            let words = match &row.fact {
+                Fact::Login(login) => &login.faults,
+                Fact::Request(request) => &request.faults,
+                Fact::Lost(lost) => &lost.faults,
+                Fact::Ended(_) | Fact::Trade(_) => continue,
+            };
+            for word in words {
+                *hits.entry(word.as_str()).or_default() += 1;
+            }
+        }
+        hits
     }
 
     /// Reads the file that a broker has written. A last line without its end is left out: the
@@ -333,7 +442,8 @@ fn judge_trade<'a>(
     made: &mut BTreeMap<(AccountId, i64, &'a str), Vec<FollowerTicket>>,
     found: &mut Vec<Violation>,
 ) {
-    let is_made = matches!(trade.event, TradeEventKind::Opened | TradeEventKind::PendingPlaced);
+    use TradeEventKind::{Added, Opened, PendingPlaced};
+    let is_made = matches!(trade.event, Opened | Added | PendingPlaced);
     let is_taken_back = trade.event == TradeEventKind::PendingCancelled;
     if trade.magic == 0 || !(is_made || is_taken_back) {
         return;

@@ -4,12 +4,16 @@
 //! account holds afterwards. Everybody who trades reaches it over its socket, so that what a node
 //! believes and what really happened can differ, as they do outside.
 //!
-//! - `engine` is the broker without a network: state, request and time in, effects out.
+//! - `engine` is the market and its accounts: state, request and time in, effects out.
+//! - `broker` is the whole broker without a network: sessions, faults and what is on its way.
 //! - `server` is the socket around it; `ledger` what it remembers; `faults` how it misbehaves.
 //! - `client` is the node's end, `driver` the end of tests and demos.
 //!
 //! `README.md` beside this crate is the protocol, and what is not modelled.
 
+pub mod broker;
+#[cfg(test)]
+mod broker_tests;
 pub mod client;
 pub mod clock;
 mod core;
@@ -23,8 +27,13 @@ pub mod faults;
 pub mod ledger;
 mod ledger_file;
 mod lines;
+#[cfg(test)]
+mod margin_tests;
+#[cfg(test)]
+mod netting_tests;
 pub mod protocol;
 pub mod server;
+pub mod settings;
 mod socket;
 mod wire;
 

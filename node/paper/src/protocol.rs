@@ -10,6 +10,7 @@
 //!
 //! Not covered: passwords (any name is believed) and encryption.
 
+use crate::faults::FaultSpec;
 use crate::ledger::LedgerRow;
 use schemas::{
     AccountId, BrokerPending, BrokerPosition, CloseReason, ClosedTrade, FollowerTicket, Funds,
@@ -28,6 +29,12 @@ pub const ANSWER_LINE_BYTES_MAX: usize = 16 << 20;
 pub const LIST_ITEMS_MAX: usize = 500;
 /// Most entries in one page of an account's history or of the ledger.
 pub const PAGE_ROWS_MAX: usize = 500;
+/// Leverage of an account that declares none. Chosen: a usual retail account's.
+pub const LEVERAGE_DEFAULT: u32 = 100;
+/// Highest leverage that can be declared.
+pub const LEVERAGE_MAX: u32 = 10_000;
+/// Highest stop-out level that can be set, in percent.
+pub const STOP_OUT_PERCENT_MAX: u32 = 1_000;
 /// Most accounts in one page of `accounts` or `books`.
 pub const PAGE_ACCOUNTS_MAX: usize = 200;
 
@@ -84,6 +91,16 @@ pub enum Style {
     Mt5,
     /// The closed part keeps the ticket and goes to the history; the rest gets a new ticket.
     Mt4,
+    /// One trade a symbol: what is opened on the same side is added to it, on the other side
+    /// taken from it, and more than it holds turns it over under the same ticket.
+    Mt5Netting,
+}
+
+impl Style {
+    /// Whether there is at most one trade a symbol.
+    pub fn is_netting(self) -> bool {
+        self == Style::Mt5Netting
+    }
 }
 
 /// What the broker does to the comment of a new order, after cutting it to the length limit.
@@ -136,6 +153,13 @@ pub struct AccountDecl {
     /// (the opening deal keeps its comment) and `suffix` for MT4 style.
     #[serde(default)]
     pub comment_close: Option<CloseComment>,
+    /// Margin of a trade is its value at its opening price divided by this; absent means 100.
+    #[serde(default)]
+    pub leverage: Option<u32>,
+    /// Below this equity, in percent of the margin in use, trades are closed, the largest loss
+    /// first; and an order that needs more margin than is free is refused. Absent: neither.
+    #[serde(default)]
+    pub stop_out_percent: Option<u32>,
 }
 
 impl AccountDecl {
@@ -150,14 +174,21 @@ impl AccountDecl {
             comment_max: None,
             comment_open: OpenComment::Keep,
             comment_close: None,
+            leverage: None,
+            stop_out_percent: None,
         }
+    }
+
+    /// The leverage that holds for this account.
+    pub fn leverage_used(&self) -> u32 {
+        self.leverage.unwrap_or(LEVERAGE_DEFAULT)
     }
 
     /// The comment length that holds for this account.
     pub fn comment_limit(&self) -> usize {
         self.comment_max.map_or(
             match self.style {
-                Style::Mt5 => 31,
+                Style::Mt5 | Style::Mt5Netting => 31,
                 Style::Mt4 => 27,
             },
             |max| max as usize,
@@ -167,7 +198,7 @@ impl AccountDecl {
     /// The rule for comments at a stop that holds for this account.
     pub fn comment_at_stop(&self) -> CloseComment {
         self.comment_close.unwrap_or(match self.style {
-            Style::Mt5 => CloseComment::Keep,
+            Style::Mt5 | Style::Mt5Netting => CloseComment::Keep,
             Style::Mt4 => CloseComment::Suffix,
         })
     }
@@ -245,6 +276,18 @@ impl Instruction {
             take_profit: None,
             magic: 0,
             comment: String::new(),
+        }
+    }
+
+    /// The word that names its kind: one of `faults::ORDER_WORDS`.
+    pub fn word(&self) -> &'static str {
+        match self {
+            Instruction::Open { .. } => "open",
+            Instruction::Close { .. } => "close",
+            Instruction::Modify { .. } => "modify",
+            Instruction::Place { .. } => "place",
+            Instruction::ModifyPending { .. } => "modify_pending",
+            Instruction::Cancel { .. } => "cancel",
         }
     }
 }
@@ -358,6 +401,27 @@ pub enum Op {
         #[serde(default)]
         check_tokens: Option<bool>,
     },
+    /// Driver: one more fault.
+    FaultSet { fault: FaultSpec },
+    /// Auditor: the faults that are set.
+    FaultList {},
+    /// Driver: takes faults away: one, those of an account, or all.
+    FaultClear {
+        #[serde(default)]
+        fault: Option<u64>,
+        #[serde(default)]
+        account: Option<AccountId>,
+    },
+    /// Driver: ends every trader's session of an account.
+    Kick { account: AccountId },
+    /// Driver: sets the stop-out level of an account; absent takes it away.
+    StopOutLevel {
+        account: AccountId,
+        #[serde(default)]
+        percent: Option<u32>,
+    },
+    /// Driver: closes the trade with the largest loss, whatever the margin says.
+    StopOut { account: AccountId },
     /// Auditor: a page of the accounts after `after`.
     Accounts {
         #[serde(default)]
@@ -405,6 +469,28 @@ pub enum OrderReply {
     Rejected(Rejection),
 }
 
+/// The answer to a login.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct LoggedIn {
+    /// How the account treats partial closes and whether it nets; absent without an account.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub style: Option<Style>,
+}
+
+/// The answer to `kick`.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Ended {
+    /// How many sessions were ended.
+    pub sessions: usize,
+}
+
+/// The answer to `stop_out`.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub struct StoppedOut {
+    /// The trade that was closed.
+    pub ticket: FollowerTicket,
+}
+
 /// Everything an account holds at one revision.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct AccountBook {
@@ -418,6 +504,18 @@ pub struct AccountBook {
     pub pendings: Vec<BrokerPending>,
     /// Money.
     pub funds: Funds,
+    /// Whether these are all of them, as far as the broker says.
+    #[serde(default = "yes", skip_serializing_if = "is_true")]
+    pub complete: bool,
+}
+
+fn yes() -> bool {
+    true
+}
+
+#[allow(clippy::trivially_copy_pass_by_ref, reason = "serde asks for a reference")]
+fn is_true(value: &bool) -> bool {
+    *value
 }
 
 /// A page of closed trades.
@@ -477,6 +575,13 @@ pub enum AccountChange {
         /// What was closed.
         closed: ClosedTrade,
     },
+    /// Netting: a trade was turned over; it goes on under its ticket on the other side.
+    PositionReversed {
+        /// The trade after it.
+        position: BrokerPosition,
+        /// All that was open before.
+        closed: ClosedTrade,
+    },
     /// A trade ended.
     PositionClosed {
         /// The closed trade.
@@ -524,6 +629,9 @@ pub enum Push {
         positions: Vec<BrokerPosition>,
         /// Some of its pending orders.
         pendings: Vec<BrokerPending>,
+        /// What was listed before is forgotten: the listing begins again.
+        #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+        anew: bool,
     },
     /// The lists of this account are complete; what follows are changes.
     Synced {
@@ -548,6 +656,13 @@ pub enum Push {
         change: AccountChange,
         /// Money after it.
         funds: Funds,
+    },
+    /// The session of this account on this connection is over; its orders are refused.
+    Ended {
+        /// The account.
+        account: AccountId,
+        /// Why.
+        reason: String,
     },
     /// A price, with the suffix of the accounts on this connection.
     Quote(Quote),

@@ -1,7 +1,8 @@
 //! The socket around the broker: accepts, reads lines, writes lines.
 //!
-//! Decides nothing about trading. An order is carried out when its line is read; its answer
-//! leaves after the answer delay, and holds up neither reads nor other answers.
+//! Decides nothing about trading. An order is carried out when its line is read, unless a fault
+//! holds it up; its answer leaves after the answer delay, and holds up neither reads nor other
+//! answers.
 //!
 //! Invariants:
 //! 1. Lines without delay leave in the order they were made; delayed ones when they are due,
@@ -51,6 +52,8 @@ pub struct PaperConfig {
     pub ledger_path: Option<PathBuf>,
     /// Settings at the start; a driver can change them later.
     pub settings: Settings,
+    /// What the shares and spans of faults are drawn from.
+    pub seed: u64,
 }
 
 /// A broker that listens and does not serve yet.
@@ -64,6 +67,8 @@ pub struct PaperServer {
 #[derive(Debug)]
 struct Shared {
     core: Mutex<Core>,
+    /// Something is due earlier than it was.
+    sooner: Notify,
     stop: watch::Sender<bool>,
     failure: Mutex<Option<PaperError>>,
 }
@@ -88,9 +93,10 @@ impl PaperServer {
         let file = config.ledger_path.as_deref().map(LedgerFile::create).transpose()?;
         let listener = TcpListener::bind(config.listen).await.map_err(failed)?;
         let addr = listener.local_addr().map_err(failed)?;
-        let core = Mutex::new(Core::new(settings, file));
+        let core = Mutex::new(Core::new(settings, config.seed, file));
         let (stop, failure) = (watch::Sender::new(false), Mutex::new(None));
-        Ok(PaperServer { listener, addr, shared: Arc::new(Shared { core, stop, failure }) })
+        let shared = Arc::new(Shared { core, sooner: Notify::new(), stop, failure });
+        Ok(PaperServer { listener, addr, shared })
     }
 
     /// Where it listens.
@@ -102,6 +108,7 @@ impl PaperServer {
     pub async fn serve(self, shutdown: impl Future<Output = ()>) -> Result<(), PaperError> {
         tracing::info!(addr = %self.addr, "paper broker listens");
         let mut stopped = self.shared.stop.subscribe();
+        tokio::spawn(due_loop(self.shared.clone()));
         tokio::pin!(shutdown);
         loop {
             let accepted = tokio::select! {
@@ -142,6 +149,33 @@ impl PaperServer {
     }
 }
 
+impl Shared {
+    /// The ledger cannot be written: nothing that happens from here on would be evidence.
+    fn fail(&self, error: PaperError) {
+        tracing::error!(%error, "the paper broker stops: its ledger cannot be written");
+        *self.failure.lock() = Some(error);
+        self.stop.send_replace(true);
+    }
+}
+
+/// Does what is due without being asked: orders and lists that were held up.
+async fn due_loop(shared: Arc<Shared>) {
+    let mut stopped = shared.stop.subscribe();
+    loop {
+        let ran = shared.core.lock().run_due();
+        let wait = match ran {
+            Ok(wait) => wait,
+            Err(error) => return shared.fail(error),
+        };
+        tokio::select! {
+            biased;
+            () = until_stopped(&mut stopped) => return,
+            () = shared.sooner.notified() => {}
+            () = tokio::time::sleep(wait.unwrap_or_default()), if wait.is_some() => {}
+        }
+    }
+}
+
 /// A sender that is gone means the same as a stop.
 async fn until_stopped(stopped: &mut watch::Receiver<bool>) {
     let _ = stopped.wait_for(|stop| *stop).await;
@@ -174,7 +208,10 @@ async fn read_loop(
             break;
         }
     }
-    shared.core.lock().disconnect(id);
+    let disconnected = shared.core.lock().disconnect(id);
+    if let Err(error) = disconnected {
+        shared.fail(error);
+    }
     tracing::debug!(connection = id, "disconnected");
 }
 
@@ -195,6 +232,7 @@ async fn take_lines(
         }
         drop(sender);
         let mut core = shared.core.lock();
+        let due = core.next_due();
         let taken = match line {
             Line::Complete(line) => core.take_line(id, &line),
             Line::TooLong => {
@@ -203,11 +241,12 @@ async fn take_lines(
                 Ok(())
             }
         };
+        if core.next_due() != due {
+            shared.sooner.notify_one();
+        }
         drop(core);
         if let Err(error) = taken {
-            tracing::error!(%error, "the paper broker stops: its ledger cannot be written");
-            *shared.failure.lock() = Some(error);
-            shared.stop.send_replace(true);
+            shared.fail(error);
             return false;
         }
     }

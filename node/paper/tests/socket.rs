@@ -55,7 +55,7 @@ async fn soon<T>(what: &str, future: impl Future<Output = T>) -> T {
 
 fn config(ledger_path: Option<PathBuf>, answer_delay_ms: u64) -> PaperConfig {
     let settings = Settings { answer_delay_ms, check_tokens: false };
-    PaperConfig { listen: "127.0.0.1:0".parse().unwrap(), ledger_path, settings }
+    PaperConfig { listen: "127.0.0.1:0".parse().unwrap(), ledger_path, settings, seed: 1 }
 }
 
 impl Broker {
@@ -282,7 +282,7 @@ async fn lists_come_in_pieces_and_the_sync_mark_comes_after_all_of_them() {
     }
     let mut raw = broker.raw().await;
     let login = r#"{"id":1,"op":"login","account":1,"node":"nc","kind":"trader"}"#;
-    assert_eq!(raw.ask(login).await, json!({"id": 1, "ok": {}}));
+    assert_eq!(raw.ask(login).await, json!({"id": 1, "ok": {"style": "mt5"}}));
     assert!(raw.hear().await["push"]["quote"].is_object());
     let mut listed = Vec::new();
     let synced = loop {

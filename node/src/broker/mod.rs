@@ -63,7 +63,8 @@ impl NotSent {
 pub enum SessionEvent {
     /// A trade appeared, or its stops or volume changed.
     Position(BrokerPosition),
-    /// A part of a trade was closed; the rest may have a new number.
+    /// A part of a trade was closed; the rest may have a new number. Netting: all of it was, and
+    /// it goes on under its number on the other side.
     Reduced {
         /// What stays open.
         position: BrokerPosition,

@@ -108,7 +108,8 @@ pub(crate) fn event_of(change: AccountChange) -> Option<SessionEvent> {
     Some(match change {
         AccountChange::PositionOpened { position }
         | AccountChange::PositionModified { position } => SessionEvent::Position(position),
-        AccountChange::PositionReduced { position, closed } => {
+        AccountChange::PositionReduced { position, closed }
+        | AccountChange::PositionReversed { position, closed } => {
             SessionEvent::Reduced { position, closed }
         }
         AccountChange::PositionClosed { closed, reason } => SessionEvent::Closed { closed, reason },

@@ -25,6 +25,9 @@ pub struct PaperArgs {
     /// Refuse orders whose lease token is older than the highest one seen for the account.
     #[arg(long)]
     check_tokens: bool,
+    /// What the shares and spans of faults are drawn from: the same seed draws the same.
+    #[arg(long, default_value_t = 1)]
+    seed: u64,
     /// New file that the ledger is written to, one JSON object a line.
     #[arg(long, value_name = "FILE")]
     ledger: Option<PathBuf>,
@@ -53,7 +56,8 @@ pub fn run(args: PaperArgs) -> Result<(), CliError> {
     };
     let settings =
         Settings { answer_delay_ms: args.answer_delay_ms, check_tokens: args.check_tokens };
-    let config = PaperConfig { listen: args.listen, ledger_path: args.ledger, settings };
+    let config =
+        PaperConfig { listen: args.listen, ledger_path: args.ledger, settings, seed: args.seed };
     let failed = |error| CliError::missing("paper broker", error);
     block_on(async {
         let mut terminate = signal(SignalKind::terminate())?;

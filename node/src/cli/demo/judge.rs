@@ -169,7 +169,7 @@ fn copies(ledger: &Ledger) -> BTreeMap<(AccountId, LinkId, MasterTicket), Copy> 
 impl Copy {
     fn take(&mut self, fact: &TradeFact) {
         match fact.event {
-            TradeEventKind::Opened => {
+            TradeEventKind::Opened | TradeEventKind::Added => {
                 self.made.push(fact.first_ticket);
                 *self.opened.get_or_insert_default() += fact.lots.get();
             }
@@ -182,7 +182,8 @@ impl Copy {
             }
             TradeEventKind::Reduced | TradeEventKind::Closed => {
                 self.closed += fact.lots.get();
-                self.stopped |= matches!(fact.cause, Cause::StopLoss | Cause::TakeProfit);
+                self.stopped |=
+                    matches!(fact.cause, Cause::StopLoss | Cause::TakeProfit | Cause::StopOut);
             }
             TradeEventKind::Modified | TradeEventKind::PendingModified => {}
         }

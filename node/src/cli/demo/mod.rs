@@ -489,6 +489,7 @@ fn funds(at: Micros) -> Funds {
     Funds {
         balance: "10000".parse().expect("a constant that is money"),
         equity: "10000".parse().expect("a constant that is money"),
+        margin_used: None,
         currency: Symbol::new("USD").expect("a constant that is a currency"),
         at,
     }
