@@ -309,6 +309,16 @@ impl Pair {
         pair.bumped(Some(self))
     }
 
+    /// What this pair is once a close of its copy was filled in part: the rest, by its number now,
+    /// still has to be closed.
+    pub fn on_closed_in_part(&self, rest: FollowerTicket) -> Pair {
+        if self.state.is_terminal() || self.follower_ticket == Some(rest) {
+            return self.clone();
+        }
+        let pair = Pair { follower_ticket: Some(rest), ..self.clone() };
+        pair.bumped(Some(self))
+    }
+
     /// What this pair is once the caller takes a refusal as final. Refusals that pass (requote,
     /// later) are asked again by the caller and do not come here until it gives up.
     pub fn on_rejected(&self, step: &CopyStep, rejection: &Rejection) -> Pair {

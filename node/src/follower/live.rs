@@ -324,8 +324,15 @@ impl Follower {
         let is_stray =
             matches!(order.step, CopyStep::CloseDuplicate { .. } | CopyStep::CloseOrphan { .. });
         let main = self.links.get(&key.link).and_then(|link| link.pairs.main(key.ticket)).cloned();
+        let left = self.left_open(&order.step, done);
+        if is_stray && left.is_some() {
+            self.look_again(key, now.node, Reason::Unexplained);
+        }
         if let Some(pair) = main.filter(|_| !is_stray) {
-            let next = pair.on_done(&order.step, done);
+            let next = match left {
+                Some(rest) => pair.on_closed_in_part(rest),
+                None => pair.on_done(&order.step, done),
+            };
             if next != pair {
                 self.keep(next, effects);
             }
@@ -336,6 +343,19 @@ impl Follower {
         }
         // Whatever is left of it, was wished meanwhile, or is necessary after the answer.
         self.wake(now, key, None, effects);
+    }
+
+    /// What a close that was filled in part has left open, by its number now. The session told of
+    /// it before the answer.
+    fn left_open(&self, step: &CopyStep, done: &OrderDone) -> Option<FollowerTicket> {
+        let (CopyStep::CloseCopy { ticket, .. }
+        | CopyStep::CloseDuplicate { ticket, .. }
+        | CopyStep::CloseOrphan { ticket, .. }) = step
+        else {
+            return None;
+        };
+        let rest = done.remainder.unwrap_or(*ticket);
+        self.view.as_ref()?.positions.contains_key(&rest).then_some(rest)
     }
 
     fn on_rejected(

@@ -6,6 +6,7 @@
 
 mod changes;
 mod doubt;
+mod faults;
 mod lost;
 mod opening;
 mod pendings;

@@ -10,8 +10,8 @@ use crate::follower::{
     AccountRead, Attempt, Effect, Follower, FollowerSettings, Input, Now, Reason, Record, TicketKey,
 };
 use bus::{DoubtReason, FeedMessage, RequestReason};
-use paper::engine::{Effects, Engine};
-use paper::faults::Settings;
+use paper::engine::{Effects, Engine, Terms};
+use paper::faults::{Settings, Verdict};
 use paper::protocol::{AccountDecl, FeedQuote, Instruction, OrderMeta, OrderReply, Push, Style};
 use reconcile::{
     AboveMax, BelowMin, FollowerHistory, Limits, LinkMode, LinkRules, Pair, PairId, PairState,
@@ -153,6 +153,8 @@ pub(super) struct World {
     pub(super) session: bool,
     /// The broker's next answers to orders of these actions, instead of what it would do.
     pub(super) refusals: Vec<(&'static str, RejectClass)>,
+    /// The next orders of these actions are filled to so many percent only.
+    pub(super) fills: Vec<(&'static str, u32)>,
     /// How many opening orders were carried out for a ticket.
     pub(super) opened: BTreeMap<TicketKey, usize>,
     /// Every request that left, in order.
@@ -195,6 +197,7 @@ impl World {
             permits: true,
             session: false,
             refusals: Vec::new(),
+            fills: Vec::new(),
             opened: BTreeMap::new(),
             sent: Vec::new(),
             passed: Duration::ZERO,
@@ -403,9 +406,12 @@ impl World {
         let instruction = Instruction::from(order.request.clone());
         let now = self.broker_now();
         let follower = account(FOLLOWER);
-        let settings = Settings::default();
+        let mut terms = Terms::default();
+        if let Some(at) = self.fills.iter().position(|(of, _)| *of == action) {
+            terms.verdict = Verdict::FillPart(self.fills.remove(at).1);
+        }
         let reply =
-            self.broker.order(now, follower, Some(&meta), &instruction, settings, &mut effects);
+            self.broker.order_on(now, follower, Some(&meta), &instruction, &terms, &mut effects);
         let reply = reply.unwrap();
         if matches!(reply, OrderReply::Done(_)) && is_opening(order) {
             *self.opened.entry(order.key).or_default() += 1;
@@ -459,6 +465,14 @@ impl World {
             self.broker.order(now, follower, None, &instruction, Settings::default(), &mut effects);
         self.tell(effects);
         reply.unwrap()
+    }
+
+    /// The broker closes the trade with the largest loss for want of margin.
+    pub(super) fn stop_out(&mut self) {
+        let mut effects = Effects::default();
+        let now = self.broker_now();
+        self.broker.stop_out(now, account(FOLLOWER), &mut effects).unwrap();
+        self.tell(effects);
     }
 
     /// Somebody else's node opens a copy of this ticket.
