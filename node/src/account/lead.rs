@@ -9,6 +9,8 @@
 //!    gives the rest a new number (MT4: `to #n` on the closed part, `from #n` on the rest).
 //! 2. The volume at open is what is open plus everything closed in parts.
 //! 3. What Lockstep opened on this account is marked as a copy and is not copied on.
+//! 4. A trade that a netting account turned over is a new trade with a ticket of its own, the same
+//!    one for every owner that asks (H64): it is made from the number and the instant.
 //!
 //! Not covered: MT4's "close by" that leaves a rest without any link; that rest is a new trade.
 
@@ -16,18 +18,49 @@ use reconcile::tag;
 use rust_decimal::Decimal;
 use schemas::{
     Book, BrokerPending, BrokerPosition, ClosedTrade, FollowerTicket, Lots, Magic, MasterPending,
-    MasterPosition, MasterTicket, Symbol, SymbolSpec,
+    MasterPosition, MasterTicket, Micros, Side, Symbol, SymbolSpec,
 };
 use std::collections::{BTreeMap, BTreeSet};
 
 /// Longest chain of partial closes that is followed; a trade of 1000 steps has no more parts.
 const PARTS_MAX: usize = 1000;
+/// Tickets of trades that were turned over begin here: no broker counts so far.
+const TURNED_OVER_FROM: u64 = 1 << 62;
 
 /// The parts of trades that were closed, and which number continues which.
 #[derive(Debug, Default)]
 pub struct ClosedParts {
     parent: BTreeMap<FollowerTicket, FollowerTicket>,
-    parts: BTreeMap<FollowerTicket, BTreeMap<i64, Decimal>>,
+    parts: BTreeMap<FollowerTicket, BTreeMap<Micros, Part>>,
+}
+
+/// What was closed of a trade at one instant.
+#[derive(Debug, Clone, Copy)]
+struct Part {
+    lots: Decimal,
+    side: Side,
+}
+
+/// One life of a trade: from its opening, or from where it was turned over.
+#[derive(Debug, Clone, Copy)]
+struct Life {
+    ticket: FollowerTicket,
+    side: Side,
+    opened_at: Micros,
+}
+
+impl From<&BrokerPosition> for Life {
+    fn from(position: &BrokerPosition) -> Self {
+        let BrokerPosition { ticket, side, opened_at, .. } = *position;
+        Life { ticket, side, opened_at }
+    }
+}
+
+impl From<&ClosedTrade> for Life {
+    fn from(closed: &ClosedTrade) -> Self {
+        let ClosedTrade { ticket, side, opened_at, .. } = *closed;
+        Life { ticket, side, opened_at }
+    }
 }
 
 impl ClosedParts {
@@ -36,7 +69,8 @@ impl ClosedParts {
         if let Some(rest) = number_after(&closed.comment, "to #") {
             self.parent.insert(rest, closed.ticket);
         }
-        self.parts.entry(closed.ticket).or_default().insert(closed.closed_at.0, closed.lots.get());
+        let part = Part { lots: closed.lots.get(), side: closed.side };
+        self.parts.entry(closed.ticket).or_default().insert(closed.closed_at, part);
     }
 
     fn learn_position(&mut self, position: &BrokerPosition) {
@@ -45,23 +79,51 @@ impl ClosedParts {
         }
     }
 
-    /// The number under which the trade was first opened, and what was closed of it since.
-    fn origin(&self, ticket: FollowerTicket) -> (FollowerTicket, Decimal) {
-        let mut root = ticket;
-        let mut closed = self.closed_of(root);
+    /// The number under which the trade was first opened, and what was closed of this life since.
+    fn origin(&self, life: Life) -> (FollowerTicket, Decimal) {
+        let mut root = life.ticket;
+        let mut closed = self.closed_of(root, life);
         for _ in 0..PARTS_MAX {
             match self.parent.get(&root) {
                 Some(parent) if *parent != root => root = *parent,
                 _ => break,
             }
-            closed += self.closed_of(root);
+            closed += self.closed_of(root, life);
         }
         (root, closed)
     }
 
-    fn closed_of(&self, ticket: FollowerTicket) -> Decimal {
-        self.parts.get(&ticket).map_or(Decimal::ZERO, |parts| parts.values().sum())
+    fn closed_of(&self, ticket: FollowerTicket, life: Life) -> Decimal {
+        let parts = self.parts.get(&ticket).into_iter().flatten();
+        let of_life = parts.filter(|(at, part)| part.side == life.side && **at >= life.opened_at);
+        of_life.map(|(_, part)| part.lots).sum()
     }
+
+    /// An earlier life of the same number ended when, or before, this one began.
+    fn is_turned_over(&self, root: FollowerTicket, life: Life) -> bool {
+        let mut parts = self.parts.get(&root).into_iter().flatten();
+        parts.any(|(at, part)| {
+            *at < life.opened_at || (*at == life.opened_at && part.side != life.side)
+        })
+    }
+
+    /// The logical ticket of a life, and what was closed of it since.
+    fn logical(&self, life: Life) -> (MasterTicket, Decimal) {
+        let (root, closed) = self.origin(life);
+        let ticket =
+            if self.is_turned_over(root, life) { turned_over(root, life) } else { logical(root) };
+        (ticket, closed)
+    }
+}
+
+/// A ticket above all that brokers give, the same for the same number and instant (FNV-1a).
+fn turned_over(root: FollowerTicket, life: Life) -> MasterTicket {
+    let words = [root.get().to_le_bytes(), life.opened_at.0.to_le_bytes()];
+    let hash = words.concat().into_iter().fold(0xcbf2_9ce4_8422_2325_u64, |hash, byte| {
+        (hash ^ u64::from(byte)).wrapping_mul(0x0100_0000_01b3)
+    });
+    MasterTicket::new(hash % TURNED_OVER_FROM + TURNED_OVER_FROM)
+        .expect("the upper half of the range of tickets")
 }
 
 /// The ticket that follows a marker in a comment, if it is written exactly so.
@@ -94,9 +156,9 @@ impl Lead {
         self.parts.learn(closed);
     }
 
-    /// The logical ticket of a trade, by any number it had.
-    pub fn logical_ticket(&self, ticket: FollowerTicket) -> MasterTicket {
-        logical(self.parts.origin(ticket).0)
+    /// The logical ticket of a trade that ended, by any number it had.
+    pub fn ticket_of(&self, closed: &ClosedTrade) -> MasterTicket {
+        self.parts.logical(Life::from(closed)).0
     }
 
     /// The book for what the broker lists now.
@@ -124,9 +186,9 @@ impl Lead {
         position: &BrokerPosition,
         symbols: &BTreeMap<Symbol, SymbolSpec>,
     ) -> MasterPosition {
-        let (root, closed) = self.parts.origin(position.ticket);
+        let (ticket, closed) = self.parts.logical(Life::from(position));
         MasterPosition {
-            ticket: logical(root),
+            ticket,
             symbol: position.symbol.clone(),
             side: position.side,
             lots: position.lots,
@@ -171,7 +233,7 @@ fn logical(ticket: FollowerTicket) -> MasterTicket {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use schemas::{Change, Micros, Side};
+    use schemas::Change;
 
     fn ticket(n: u64) -> FollowerTicket {
         FollowerTicket::new(n).unwrap()
@@ -247,6 +309,48 @@ mod tests {
         lead.learn(&part);
         let book = book(&mut lead, &[position(5, "0.6", "")]);
         assert_eq!(book.positions.values().next().unwrap().lots_at_open.to_string(), "1");
+    }
+
+    /// The trade as it is after it was turned over at `at`.
+    fn turned(n: u64, side: Side, lots: &str, at: i64) -> BrokerPosition {
+        BrokerPosition { side, opened_at: Micros(at), ..position(n, lots, "") }
+    }
+
+    #[test]
+    fn a_trade_that_is_turned_over_closes_and_opens_as_a_new_trade() {
+        let mut lead = Lead::default();
+        let before = book(&mut lead, &[position(9, "1", "")]);
+        let first = closed(9, "1", None, "", 50);
+        lead.learn(&first);
+        let after = book(&mut lead, &[turned(9, Side::Sell, "0.5", 50)]);
+        let trade = after.positions.values().next().unwrap().clone();
+        assert_ne!(trade.ticket.get(), 9);
+        assert_eq!((trade.side, trade.lots_at_open.to_string().as_str()), (Side::Sell, "0.5"));
+        match before.diff(&after).as_slice() {
+            [Change::PositionClosed { position, .. }, Change::PositionOpened(opened)] => {
+                assert_eq!((position.ticket.get(), opened), (9, &trade));
+            }
+            other => panic!("{other:?}"),
+        }
+        assert_eq!(lead.ticket_of(&first).get(), 9, "the first life keeps its number");
+    }
+
+    #[test]
+    fn every_owner_gives_a_turned_over_trade_the_same_ticket_and_each_life_its_own() {
+        let sell = |lots: &str, at: i64| {
+            let side = Side::Sell;
+            ClosedTrade { side, opened_at: Micros(50), ..closed(9, lots, None, "", at) }
+        };
+        let mut lead = Lead::new([], &[closed(9, "1", None, "", 50)]);
+        let second = book(&mut lead, &[turned(9, Side::Sell, "0.5", 50)]);
+        lead.learn(&sell("0.5", 80));
+        let third = book(&mut lead, &[turned(9, Side::Buy, "0.2", 80)]);
+        let ticket = |book: &Book| *book.positions.keys().next().unwrap();
+        assert!(ticket(&second) != ticket(&third) && ticket(&third).get() != 9);
+        // A later owner reads the history since this life began, and no more.
+        let mut later = Lead::new([], &[sell("0.5", 80)]);
+        assert_eq!(book(&mut later, &[turned(9, Side::Buy, "0.2", 80)]), third);
+        assert_eq!(third.positions.values().next().unwrap().lots_at_open.to_string(), "0.2");
     }
 
     #[test]

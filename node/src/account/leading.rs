@@ -11,7 +11,7 @@ use crate::broker::view::AccountView;
 use crate::broker::{BrokerError, BrokerSession, SessionEvent};
 use crate::directory::SessionAccount;
 use bus::{Closing, Publisher, PublisherHandle, PublisherSettings, PublisherStatus, start_epoch};
-use schemas::{AccountSnapshot, Epoch, Micros, SymbolSpec};
+use schemas::{AccountSnapshot, CloseReason, Epoch, Micros, SymbolSpec};
 use std::collections::BTreeMap;
 use std::sync::Arc;
 use tokio::sync::watch;
@@ -64,7 +64,8 @@ impl AccountSession {
         let book = lead.book(&view.positions, &view.pendings, &view.symbols);
         publisher.observe(self.context.clock.wall(), book, &BTreeMap::new());
         let status = publisher.status();
-        let view = self.follower.is_none().then_some(view);
+        let is_followed = self.follower.is_some() && !session.is_netting();
+        let view = (!is_followed).then_some(view);
         Ok(Leading { lead, publisher, status, view })
     }
 
@@ -135,9 +136,17 @@ impl Leading {
         }
         let Some(view) = self.view.as_ref().or(shared) else { return };
         let mut closings = BTreeMap::new();
-        if let SessionEvent::Closed { closed, reason } = event {
-            let ticket = self.lead.logical_ticket(closed.ticket);
-            closings.insert(ticket, Closing { price: Some(closed.close_price), reason: *reason });
+        let ended = match event {
+            SessionEvent::Closed { closed, reason } => Some((closed, *reason)),
+            // Netting: what was there ended, and what is there is another trade.
+            SessionEvent::Reduced { position, closed } if position.side != closed.side => {
+                Some((closed, CloseReason::Client))
+            }
+            _ => None,
+        };
+        if let Some((closed, reason)) = ended {
+            let ticket = self.lead.ticket_of(closed);
+            closings.insert(ticket, Closing { price: Some(closed.close_price), reason });
         }
         let book = self.lead.book(&view.positions, &view.pendings, &view.symbols);
         self.publisher.observe(at, book, &closings);
