@@ -3,6 +3,8 @@
 use crate::book::Book;
 use crate::ids::{AccountId, Epoch, Micros, Seq};
 use crate::position::{BrokerPending, BrokerPosition, Funds};
+use crate::quantity::Money;
+use rust_decimal::Decimal;
 
 /// The complete state of a master at (epoch, seq), from its publisher's memory.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -36,4 +38,14 @@ pub struct AccountSnapshot {
     pub pendings: Vec<BrokerPending>,
     /// Money of the account.
     pub funds: Option<Funds>,
+}
+
+impl AccountSnapshot {
+    /// Margin that is in use although no trade is listed: then the list is not complete, whatever
+    /// the broker says of it. The other way round, trades without margin, is possible where a
+    /// broker asks none for hedged volume.
+    pub fn margin_of_nothing(&self) -> Option<Money> {
+        let used = self.funds.as_ref().and_then(|funds| funds.margin_used);
+        used.filter(|used| self.positions.is_empty() && used.get() > Decimal::ZERO)
+    }
 }

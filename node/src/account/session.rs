@@ -65,6 +65,10 @@ const FLUSH_LIMIT: Duration = Duration::from_secs(10);
 const CLOSE_LIMIT: Duration = Duration::from_secs(1);
 /// A reconcile without any other reason: finds what nobody told of, such as a changed stop.
 const ROUTINE_RECONCILE: Duration = Duration::from_secs(60);
+/// What the status row of a netting account with links that copy onto it says.
+const NETTING_WORD: &str = "unusable";
+/// Why.
+const NETTING_DETAIL: &str = "netting account: it holds one trade a symbol, so it cannot be a follower; use a hedging account";
 /// At most this often an account's status row is written.
 const STATUS_EVERY: Duration = Duration::from_secs(5);
 
@@ -168,6 +172,8 @@ pub(super) struct AccountSession {
     reloading: Option<JoinHandle<Load>>,
     last_status: Option<NodeTime>,
     last_word: Option<&'static str>,
+    /// The account at the broker cannot hold copies side by side.
+    cannot_follow: bool,
 }
 
 /// What belongs to one connection to the broker.
@@ -181,8 +187,10 @@ pub(super) struct Connection {
 
 /// Why the work on one connection ended.
 enum Interrupted {
-    /// The connection, or the permission, is gone: begin again.
+    /// The permission is gone, or the account's roles changed: begin again.
     Again,
+    /// The connection is gone, or the broker ended the session: begin again, but not at full speed.
+    Lost,
     /// Another publisher speaks for this master: begin again above its epoch, if still ours.
     Superseded,
     /// The manager wants something else.
@@ -205,6 +213,7 @@ impl AccountSession {
             reloading: None,
             last_status: None,
             last_word: None,
+            cannot_follow: false,
         }
     }
 
@@ -230,12 +239,26 @@ impl AccountSession {
             };
             match connected {
                 Ok(mut connection) => {
-                    wait = OPEN_RETRY_FIRST;
+                    let opened = self.context.clock.now();
                     metrics::gauge!(names::SESSIONS_OPEN).increment(1.0);
                     let interrupted = self.work(&mut connection, &mut account).await;
                     metrics::gauge!(names::SESSIONS_OPEN).decrement(1.0);
+                    let lasted = self.context.clock.now().since(opened);
+                    if lasted >= OPEN_RETRY_MAX {
+                        wait = OPEN_RETRY_FIRST;
+                    }
                     match interrupted {
                         Interrupted::Again => self.cut(&mut connection),
+                        Interrupted::Lost => {
+                            self.cut(&mut connection);
+                            // Two that end each other's sessions must not do it at full speed.
+                            if lasted < OPEN_RETRY_MAX {
+                                if let Err(wanted) = self.pause(wait).await {
+                                    return self.end_unconnected(wanted).await;
+                                }
+                                wait = wait.saturating_mul(2).min(OPEN_RETRY_MAX);
+                            }
+                        }
                         Interrupted::Superseded => {
                             self.cut(&mut connection);
                             // Two that outbid each other must not do it at full speed.
@@ -393,6 +416,7 @@ impl AccountSession {
         )
         .await?;
         let session = Arc::new(session);
+        self.refuse_netting(session.is_netting());
         let symbols = session.symbols().await?;
         let lead = if account.is_master {
             Some(self.begin_leading(account, &session, &snapshot, &symbols).await?)
@@ -406,12 +430,26 @@ impl AccountSession {
             reads: FuturesUnordered::new(),
             lead,
         };
+        if self.cannot_follow {
+            self.status(NETTING_WORD, Some(NETTING_DETAIL.to_owned()), true);
+            return Ok(connection);
+        }
         if let Some(follower) = &mut self.follower {
             let effects = follower.step(context.now(), Input::SessionOpened { snapshot, symbols });
             self.execute(&mut connection, effects).await;
         }
         self.status("reconciling", None, true);
         Ok(connection)
+    }
+
+    /// Copies on a netting account would flow into one trade a symbol, and closing one would close
+    /// the others (H61): its follower is not told of the session, so that it never sends. The
+    /// account may still be a master.
+    fn refuse_netting(&mut self, is_netting: bool) {
+        self.cannot_follow = is_netting && self.follower.is_some();
+        if self.cannot_follow {
+            tracing::error!(account = %self.owner.account, NETTING_DETAIL);
+        }
     }
 
     /// Works on one connection until something ends it.
@@ -443,7 +481,7 @@ impl AccountSession {
                 event = connection.events.next() => {
                     if let SessionEvent::Lost(reason) = event {
                         tracing::warn!(account = %self.owner.account, reason, "session lost");
-                        return Interrupted::Again;
+                        return Interrupted::Lost;
                     }
                     self.on_event(connection, event).await;
                 }
@@ -667,6 +705,9 @@ impl AccountSession {
     }
 
     fn routine_status(&mut self) {
+        if self.cannot_follow {
+            return self.status(NETTING_WORD, Some(NETTING_DETAIL.to_owned()), false);
+        }
         let word = match &self.follower {
             Some(follower) if !follower.is_copying() => "reconciling",
             Some(_) => "copying",

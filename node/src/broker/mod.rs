@@ -5,7 +5,8 @@
 //! [`SendPermit`] by value: no order can skip the gate, and no permit can be used twice.
 //!
 //! Invariants:
-//! 1. `snapshot` and `history` give complete reads or an error, never a part.
+//! 1. `snapshot` and `history` give complete reads or an error, never a part. An empty list with
+//!    margin in use is an error, whatever the broker says of it (H41).
 //! 2. The permit is checked again inside `submit`, on the line before the bytes are
 //!    handed to the socket, so a call that was held up does not send.
 //! 3. An outcome is one of four: done, rejected, not sent, unknown. Losing the
@@ -99,6 +100,9 @@ pub enum BrokerError {
     /// The broker is not there, or the connection was lost: try again.
     #[error("connection: {0}")]
     Connection(String),
+    /// The broker calls a list complete that cannot be: read again, nothing is known.
+    #[error("list not complete: {0}")]
+    Incomplete(String),
     /// The broker answered, with a refusal.
     #[error("refused: {0}")]
     Refused(String),

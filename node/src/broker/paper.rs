@@ -146,9 +146,27 @@ pub async fn open(
         .await
         .map_err(|_| BrokerError::Connection("no sync mark after the login".into()))?
         .ok_or_else(|| BrokerError::Connection(session.lost_reason().unwrap_or_default()))?;
-    let snapshot = AccountSnapshot { account, ..snapshot };
+    let snapshot = plausible(AccountSnapshot { account, ..snapshot })?;
     let events = PaperEvents { pushes, waiting: None, session: session.clone() };
     Ok((PaperBrokerSession { client, session, account, clock }, events, snapshot))
+}
+
+/// Refuses a read that cannot be true: no trade, and margin in use (H41). The account is not
+/// flat, its list is not there yet.
+fn plausible(snapshot: AccountSnapshot) -> Result<AccountSnapshot, BrokerError> {
+    match snapshot.margin_of_nothing() {
+        None => Ok(snapshot),
+        Some(margin) => Err(BrokerError::Incomplete(format!(
+            "no trade is listed, but a margin of {margin} is in use"
+        ))),
+    }
+}
+
+impl PaperBrokerSession {
+    /// Whether the account holds at most one trade a symbol.
+    pub fn is_netting(&self) -> bool {
+        self.session.is_netting()
+    }
 }
 
 impl BrokerSession for PaperBrokerSession {
@@ -177,7 +195,7 @@ impl BrokerSession for PaperBrokerSession {
 
     async fn snapshot(&self) -> Result<AccountSnapshot, BrokerError> {
         let snapshot = self.session.snapshot().await?;
-        Ok(AccountSnapshot { account: self.account, ..snapshot })
+        plausible(AccountSnapshot { account: self.account, ..snapshot })
     }
 
     async fn history(&self, since: Micros) -> Result<Vec<ClosedTrade>, BrokerError> {
@@ -212,24 +230,5 @@ impl From<PaperError> for BrokerError {
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-    use serde_json::json;
-
-    #[test]
-    fn settings_with_a_wrong_or_unknown_key_are_refused_by_name() {
-        let account = AccountId::new(7).unwrap();
-        for (settings, mention) in [
-            (json!({}), "address: must be HOST:PORT"),
-            (json!({"address": 5}), "address: must be HOST:PORT"),
-            (json!({"address": "a:1", "login": -1}), "login: must be a number above 0, got -1"),
-            (json!({"address": "a:1", "adress": "b:2"}), "adress: not a setting"),
-            (json!("a:1"), "must be a JSON object"),
-        ] {
-            let error = PaperSettings::from_json(account, &settings).unwrap_err().to_string();
-            assert!(error.contains(mention), "{settings}: {error}");
-        }
-        let settings = PaperSettings::from_json(account, &json!({"address": "a:1"})).unwrap();
-        assert_eq!(settings.login, account);
-    }
-}
+#[path = "paper_tests.rs"]
+mod tests;
