@@ -317,6 +317,9 @@ pub struct Fault {
     /// When it ends, in microseconds since the broker started.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub until_mono_us: Option<u64>,
+    /// When it was listed: how long it still holds.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub left_ms: Option<u64>,
     /// How often it hit.
     pub hits: u64,
 }
@@ -489,7 +492,8 @@ impl FaultPlan {
         }
         self.last_id += 1;
         let until_mono_us = spec.for_ms.map(|ms| now_mono_us.saturating_add(ms * 1_000));
-        let fault = Fault { id: self.last_id, spec, until_mono_us, hits: 0 };
+        let left_ms = spec.for_ms;
+        let fault = Fault { id: self.last_id, spec, until_mono_us, left_ms, hits: 0 };
         self.faults.insert(fault.id, fault.clone());
         Ok(fault)
     }
@@ -497,7 +501,9 @@ impl FaultPlan {
     /// The faults that are set now, in the order they were set.
     pub fn list(&mut self, now_mono_us: u64) -> Vec<Fault> {
         self.drop_over(now_mono_us);
-        self.faults.values().cloned().collect()
+        let left = |until: u64| until.saturating_sub(now_mono_us).div_ceil(1_000);
+        let listed = |f: &Fault| Fault { left_ms: f.until_mono_us.map(left), ..f.clone() };
+        self.faults.values().map(listed).collect()
     }
 
     /// Takes one fault away, or all of an account, or all; returns what was taken away.

@@ -17,8 +17,8 @@ use schemas::{
 use std::time::Duration;
 use tokio::sync::mpsc;
 
-/// Longest wait for the broker's sync mark after a login.
-const SYNC_LIMIT: Duration = Duration::from_secs(10);
+/// Longest wait for the broker's sync mark after a login. Brokers are known to take 10 s.
+const SYNC_LIMIT: Duration = Duration::from_secs(12);
 
 /// Where an account is.
 #[derive(Debug, Clone, PartialEq, Eq)]

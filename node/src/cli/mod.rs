@@ -9,6 +9,7 @@ pub mod demo;
 pub mod link;
 pub mod node;
 pub mod paper;
+pub mod paper_ctl;
 pub mod publish;
 pub mod status;
 pub mod table;
@@ -30,8 +31,8 @@ enum Verb {
     Node(node::NodeArgs),
     /// Play a recorded account history as a master.
     Publish(publish::PublishArgs),
-    /// Run the paper broker.
-    Paper(paper::PaperArgs),
+    /// Run the paper broker, or change one that runs.
+    Paper(Box<paper::PaperArgs>),
     /// Add, list and switch accounts.
     Account(account::AccountArgs),
     /// Add, list and switch links from a master to a follower.
@@ -100,7 +101,7 @@ pub fn main() -> ExitCode {
     let done = match Cli::parse().verb {
         Verb::Node(args) => node::run(args),
         Verb::Publish(args) => publish::run(args),
-        Verb::Paper(args) => paper::run(args),
+        Verb::Paper(args) => paper::run(*args),
         Verb::Account(args) => account::run(args),
         Verb::Link(args) => link::run(args),
         Verb::Status(args) => status::run(args),

@@ -1,8 +1,8 @@
-//! `lockstep paper`: runs the paper broker.
+//! `lockstep paper`: runs the paper broker; `paper_ctl` changes one that runs.
 
-use super::{CliError, block_on};
+use super::{CliError, block_on, paper_ctl};
 use crate::history::{self, History};
-use clap::Args;
+use clap::{Args, Subcommand};
 use paper::faults::Settings;
 use paper::protocol::{AccountDecl, LoginKind, Style};
 use paper::server::{PaperConfig, PaperServer};
@@ -15,7 +15,10 @@ use tokio::signal::unix::{SignalKind, signal};
 
 /// Arguments of `lockstep paper`.
 #[derive(Debug, Args)]
+#[command(args_conflicts_with_subcommands = true)]
 pub struct PaperArgs {
+    #[command(subcommand)]
+    verb: Option<PaperVerb>,
     /// Where to listen; port 0 takes a free one, which is printed.
     #[arg(long, default_value = "127.0.0.1:4100")]
     listen: SocketAddr,
@@ -40,6 +43,12 @@ pub struct PaperArgs {
     symbols_of: Option<PathBuf>,
 }
 
+#[derive(Debug, Subcommand)]
+enum PaperVerb {
+    /// Change how a running paper broker behaves: faults, sessions, settings, stop-outs.
+    Ctl(Box<paper_ctl::CtlArgs>),
+}
+
 /// Most accounts that one start declares.
 const ACCOUNTS_MAX: u64 = 5000;
 
@@ -49,6 +58,9 @@ pub const LISTENS: &str = "paper broker listens on ";
 /// Runs `lockstep paper` until it is told to end.
 #[allow(clippy::print_stdout, reason = "whoever starts it on port 0 reads the port here")]
 pub fn run(args: PaperArgs) -> Result<(), CliError> {
+    if let Some(PaperVerb::Ctl(args)) = args.verb {
+        return paper_ctl::run(*args);
+    }
     super::node::start_log("warn")?;
     let specs = match &args.symbols_of {
         Some(path) => symbol_specs(&super::publish::load(path)?),
