@@ -8,6 +8,7 @@ mod broker;
 mod bus;
 mod command_line;
 mod dashboards;
+mod faults;
 mod isolation;
 mod leading;
 mod publishing;

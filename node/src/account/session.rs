@@ -448,7 +448,7 @@ impl AccountSession {
     fn refuse_netting(&mut self, is_netting: bool) {
         self.cannot_follow = is_netting && self.follower.is_some();
         if self.cannot_follow {
-            tracing::error!(account = %self.owner.account, NETTING_DETAIL);
+            tracing::error!(account = %self.owner.account, "{NETTING_DETAIL}");
         }
     }
 
