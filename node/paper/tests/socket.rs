@@ -1,189 +1,25 @@
 //! The broker over a real socket, as a node, a driver and a person with nc see it.
 #![allow(clippy::unwrap_used, reason = "this whole file is a test")]
 
+mod harness;
+
+use harness::{Broker, Raw, account, change, config, done, ident, lots, meta, open, session, soon};
 use lockstep_paper as paper;
 use paper::client::SESSION_PUSHES_MAX;
-use paper::faults::{Settings, SettingsChange};
+use paper::faults::SettingsChange;
 use paper::ledger::Fact;
 use paper::protocol::{
-    AccountChange, AccountDecl, FeedQuote, Instruction, LIST_ITEMS_MAX, LoginKind, OrderReply,
+    AccountChange, AccountDecl, FeedQuote, Instruction, LIST_ITEMS_MAX, LoginKind,
     PAGE_ACCOUNTS_MAX, PAGE_ROWS_MAX, REQUEST_LINE_BYTES_MAX, Style,
 };
 use paper::{
-    Ident, Ledger, NotSent, OrderOutcome, PaperClient, PaperConfig, PaperDriver, PaperError,
-    PaperServer, PaperSession, SendMeta, SessionPush, Violation,
+    Ledger, NotSent, OrderOutcome, PaperClient, PaperDriver, PaperError, PaperServer, Violation,
 };
-use schemas::{
-    AccountId, AccountSnapshot, FollowerTicket, Lots, Magic, Micros, OrderDone, OrderRequest,
-    RejectClass, Side, SymbolSpec, Token,
-};
+use schemas::{Magic, Micros, OrderRequest, RejectClass, Side, Token};
 use serde_json::{Value, json};
-use std::path::PathBuf;
 use std::time::{Duration, Instant};
 use tokio::io::{AsyncBufReadExt, AsyncWriteExt, BufReader};
 use tokio::net::{TcpListener, TcpStream};
-use tokio::sync::{mpsc, oneshot};
-
-/// Longest wait for anything that must happen.
-const LIMIT: Duration = Duration::from_secs(20);
-
-struct Broker {
-    addr: String,
-    driver: PaperDriver,
-    stop: Option<oneshot::Sender<()>>,
-    serving: tokio::task::JoinHandle<Result<(), PaperError>>,
-}
-
-fn account(number: u64) -> AccountId {
-    AccountId::new(number).unwrap()
-}
-
-fn ident(name: &str) -> Ident {
-    Ident { node: name.parse().unwrap() }
-}
-
-fn lots(text: &str) -> Lots {
-    text.parse().unwrap()
-}
-
-async fn soon<T>(what: &str, future: impl Future<Output = T>) -> T {
-    match tokio::time::timeout(LIMIT, future).await {
-        Ok(value) => value,
-        Err(_) => panic!("{what} did not happen within {LIMIT:?}"),
-    }
-}
-
-fn config(ledger_path: Option<PathBuf>, answer_delay_ms: u64) -> PaperConfig {
-    let settings = Settings { answer_delay_ms, check_tokens: false };
-    PaperConfig { listen: "127.0.0.1:0".parse().unwrap(), ledger_path, settings, seed: 1 }
-}
-
-impl Broker {
-    async fn start(config: PaperConfig) -> Broker {
-        let server = PaperServer::bind(config).await.unwrap();
-        let addr = server.local_addr().to_string();
-        let (stop, stopped) = oneshot::channel();
-        let serving = tokio::spawn(server.serve(async {
-            let _ = stopped.await;
-        }));
-        let driver = PaperDriver::connect(&addr, ident("driver"), LoginKind::Driver).await.unwrap();
-        let spec = SymbolSpec {
-            symbol: "EURUSD".parse().unwrap(),
-            digits: 5,
-            lots_step: lots("0.01"),
-            lots_min: lots("0.01"),
-            lots_max: lots("50"),
-            contract_size: Some("100000".parse().unwrap()),
-            stops_level_points: 0,
-        };
-        driver.declare_symbols(vec![spec]).await.unwrap();
-        let decls = [(1, Style::Mt5), (2, Style::Mt4)];
-        let decls = decls.map(|(number, style)| AccountDecl::new(account(number), style));
-        driver.declare_accounts(decls.to_vec()).await.unwrap();
-        let broker = Broker { addr, driver, stop: Some(stop), serving };
-        broker.feed("1.10000", "1.10010").await;
-        broker
-    }
-
-    async fn quick() -> Broker {
-        Broker::start(config(None, 0)).await
-    }
-
-    async fn feed(&self, bid: &str, ask: &str) {
-        let symbol = "EURUSD".parse().unwrap();
-        let quote = FeedQuote { symbol, bid: bid.parse().unwrap(), ask: ask.parse().unwrap() };
-        self.driver.feed(vec![quote]).await.unwrap();
-    }
-
-    async fn client(&self, name: &str) -> PaperClient {
-        PaperClient::connect(&self.addr, ident(name)).await.unwrap()
-    }
-
-    async fn open_by_hand(&self, number: u64, volume: &str) -> FollowerTicket {
-        let symbol = "EURUSD".parse().unwrap();
-        let order = Instruction::open_by_hand(symbol, Side::Buy, lots(volume));
-        match self.driver.manual(account(number), order).await.unwrap() {
-            OrderReply::Done(done) => done.ticket,
-            OrderReply::Rejected(rejection) => panic!("{rejection:?}"),
-        }
-    }
-
-    async fn stop(mut self) -> Result<(), PaperError> {
-        let _ = self.stop.take().unwrap().send(());
-        soon("the end of the broker", self.serving).await.unwrap()
-    }
-
-    async fn raw(&self) -> Raw {
-        let stream = TcpStream::connect(&self.addr).await.unwrap();
-        Raw { stream: BufReader::new(stream) }
-    }
-}
-
-/// A person with nc.
-struct Raw {
-    stream: BufReader<TcpStream>,
-}
-
-impl Raw {
-    async fn say(&mut self, line: &str) {
-        self.stream.get_mut().write_all(format!("{line}\n").as_bytes()).await.unwrap();
-    }
-
-    async fn hear(&mut self) -> Value {
-        let mut line = String::new();
-        let read = soon("a line of the broker", self.stream.read_line(&mut line)).await.unwrap();
-        assert!(read > 0, "the broker closed the connection");
-        serde_json::from_str(&line).unwrap()
-    }
-
-    async fn ask(&mut self, line: &str) -> Value {
-        self.say(line).await;
-        self.hear().await
-    }
-}
-
-fn open(comment: &str) -> OrderRequest {
-    OrderRequest::Open {
-        symbol: "EURUSD".parse().unwrap(),
-        side: Side::Buy,
-        lots: lots("1.00"),
-        stop_loss: None,
-        take_profit: None,
-        magic: Magic::new(77).unwrap(),
-        comment: comment.to_owned(),
-    }
-}
-
-fn meta(token: u64, deadline_margin_us: i64) -> SendMeta {
-    let token = Token::new(token).unwrap();
-    SendMeta { token, deadline_margin_us, sent_at: Micros(5), client_ref: 9 }
-}
-
-async fn session(
-    client: &PaperClient,
-    number: u64,
-) -> (PaperSession, mpsc::Receiver<SessionPush>, AccountSnapshot) {
-    let (session, mut pushes) =
-        client.open_account(account(number), Token::new(1).unwrap()).await.unwrap();
-    match soon("the sync mark", pushes.recv()).await {
-        Some(SessionPush::Synced(snapshot)) => (session, pushes, snapshot),
-        other => panic!("the first push must be the state, got {other:?}"),
-    }
-}
-
-async fn done(session: &PaperSession, request: &OrderRequest) -> OrderDone {
-    match soon("an answer", session.order(request, meta(1, 1_000))).await {
-        OrderOutcome::Done(done) => done,
-        other => panic!("{request:?}: {other:?}"),
-    }
-}
-
-async fn change(pushes: &mut mpsc::Receiver<SessionPush>) -> (u64, AccountChange) {
-    match soon("a change", pushes.recv()).await {
-        Some(SessionPush::Change { revision, change, .. }) => (revision, change),
-        other => panic!("expected a change, got {other:?}"),
-    }
-}
 
 #[tokio::test(flavor = "multi_thread")]
 async fn two_sessions_of_one_account_hear_the_same_changes() {
