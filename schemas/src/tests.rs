@@ -362,3 +362,30 @@ proptest! {
         }
     }
 }
+
+#[test]
+fn margin_in_use_without_a_trade_contradicts_the_list() {
+    use crate::{AccountId, AccountSnapshot, Funds, Micros, Symbol};
+    let funds = |margin: Option<&str>| Funds {
+        balance: "10".parse().unwrap(),
+        equity: "10".parse().unwrap(),
+        margin_used: margin.map(|margin| margin.parse().unwrap()),
+        currency: Symbol::new("USD").unwrap(),
+        at: Micros(1),
+    };
+    let empty = |funds: Option<Funds>| AccountSnapshot {
+        account: AccountId::new(1).unwrap(),
+        revision: 1,
+        at: Micros(1),
+        positions: Vec::new(),
+        pendings: Vec::new(),
+        funds,
+    };
+    for (margin, contradicts) in [(None, false), (Some("0"), false), (Some("0.01"), true)] {
+        let found = empty(Some(funds(margin))).margin_of_nothing();
+        assert_eq!(found.is_some(), contradicts, "{margin:?}");
+    }
+    assert_eq!(empty(None).margin_of_nothing(), None);
+    let old = r#"{"balance":"10","equity":"10","currency":"USD","at_us":1}"#;
+    assert_eq!(serde_json::from_str::<Funds>(old).unwrap(), funds(None));
+}

@@ -343,6 +343,11 @@ impl Future for PendingAnswer {
                 Ok(OrderReply::Rejected(rejection)) => OrderOutcome::Rejected(rejection),
                 Err(e) => OrderOutcome::Unknown(format!("answer not understood: {e}")),
             },
+            // There is no session of the account, because the broker ended it a moment ago: the
+            // order itself was not looked at, and nothing final is said of it.
+            Ok(Err(error)) if error.field == "account" => {
+                OrderOutcome::NotSent(NotSent::Lost(error.to_string()))
+            }
             Ok(Err(error)) => OrderOutcome::Rejected(Rejection {
                 class: RejectClass::Invalid,
                 text: error.to_string(),

@@ -47,7 +47,7 @@ struct Stops {
     profit: Option<Price>,
 }
 
-fn refuse<T>(class: RejectClass, text: impl Into<String>) -> Result<T, Rejection> {
+pub(crate) fn refuse<T>(class: RejectClass, text: impl Into<String>) -> Result<T, Rejection> {
     Err(Rejection { class, text: text.into() })
 }
 
@@ -156,132 +156,6 @@ impl Desk<'_> {
         Lots::floor_step(part, spec.lots_step).filter(|part| *part >= spec.lots_min)
     }
 
-    /// Where the account has a stop-out level, an order needs its margin free.
-    fn check_margin(
-        &self,
-        spec: &SymbolSpec,
-        base: &Symbol,
-        side: Side,
-        lots: Lots,
-        price: Price,
-    ) -> Result<(), Rejection> {
-        if self.account.stop_out_percent.is_none() {
-            return Ok(());
-        }
-        if self.netted(base).is_some_and(|trade| trade.position.side != side) {
-            return Ok(());
-        }
-        let needed = self.account.margin_of(Some(spec), lots.get(), price);
-        let equity = self.account.funds(self.symbols, self.now).equity.get();
-        let free = equity - self.account.margin_used(self.symbols);
-        if needed > free {
-            return refuse(RejectClass::NoMoney, format!("needs {needed}, {free} is free"));
-        }
-        Ok(())
-    }
-
-    /// The one trade of a symbol in a netting account.
-    fn netted(&self, base: &Symbol) -> Option<&OpenTrade> {
-        let mut trades = self.account.trades.values();
-        trades.find(|trade| trade.base == *base && self.account.decl.style.is_netting())
-    }
-
-    /// A new trade comes into the account; returns the ticket that it is held under.
-    fn enter(&mut self, trade: OpenTrade, event: TradeEventKind) -> FollowerTicket {
-        let Some(held) = self.netted(&trade.base).cloned() else {
-            let (ticket, price) = (trade.position.ticket, trade.position.open_price);
-            let lots = trade.position.lots;
-            self.note(event, &trade, lots, Some(lots), price);
-            self.hold(trade.clone());
-            let position = trade.position;
-            self.tell(match event {
-                TradeEventKind::PendingFilled => AccountChange::PendingFilled { position },
-                _ => AccountChange::PositionOpened { position },
-            });
-            return ticket;
-        };
-        let ticket = held.position.ticket;
-        let (lots, price) = (trade.position.lots, trade.position.open_price);
-        if held.position.side == trade.position.side {
-            self.add(held, trade);
-        } else if held.position.lots == lots {
-            self.close_whole(held, price);
-        } else if let Some(rest) = held.position.lots.minus(lots) {
-            self.close_part(held, lots, rest, price);
-        } else {
-            self.turn_over(held, trade);
-        }
-        ticket
-    }
-
-    /// Adds to a netted trade: average price; stops, magic and comment of the last order win.
-    fn add(&mut self, held: OpenTrade, new: OpenTrade) {
-        let digits = self.symbols[&held.base].spec.digits;
-        let (old, add) = (&held.position, &new.position);
-        let total = old.lots.get() + add.lots.get();
-        let value = old.open_price.get() * old.lots.get() + add.open_price.get() * add.lots.get();
-        let average = Price::new((value / total).round_dp(digits)).unwrap_or(old.open_price);
-        let position = BrokerPosition {
-            ticket: old.ticket,
-            lots: Lots::new(total).unwrap_or(old.lots),
-            open_price: average,
-            stop_loss: add.stop_loss.or(old.stop_loss),
-            take_profit: add.take_profit.or(old.take_profit),
-            opened_at: old.opened_at,
-            ..add.clone()
-        };
-        let (lots, price) = (add.lots, add.open_price);
-        let trade = OpenTrade { position, first_ticket: held.first_ticket, ..new };
-        self.note(TradeEventKind::Added, &trade, lots, Some(trade.position.lots), price);
-        self.hold(trade.clone());
-        self.tell(AccountChange::PositionModified { position: trade.position });
-    }
-
-    /// Ends a netted trade and goes on under its ticket on the other side, in one step.
-    fn turn_over(&mut self, held: OpenTrade, new: OpenTrade) {
-        let (lots, price) = (held.position.lots, new.position.open_price);
-        let rest = new.position.lots.minus(lots).unwrap_or(new.position.lots);
-        self.book_profit(&held, lots, price);
-        let comment = held.position.comment.clone();
-        let closed = self.record(&held.position, lots, price, comment, None);
-        self.note(TradeEventKind::Closed, &held, lots, None, price);
-        let ticket = held.position.ticket;
-        let position = BrokerPosition { ticket, lots: rest, ..new.position };
-        let trade = OpenTrade { position, first_ticket: held.first_ticket, ..new };
-        self.note(TradeEventKind::Opened, &trade, rest, Some(rest), price);
-        self.hold(trade.clone());
-        self.tell(AccountChange::PositionReversed { position: trade.position, closed });
-    }
-
-    /// Closes trades while equity is below the stop-out level of the margin in use.
-    pub(crate) fn stop_out_if_due(&mut self) {
-        let Some(percent) = self.account.stop_out_percent else { return };
-        let level = Decimal::from(percent);
-        loop {
-            let equity = self.account.funds(self.symbols, self.now).equity.get();
-            let used = self.account.margin_used(self.symbols);
-            let is_due = equity * Decimal::ONE_HUNDRED < used * level;
-            if !is_due || self.close_largest_loss().is_none() {
-                return;
-            }
-        }
-    }
-
-    /// Of equal losses the lowest ticket goes first. Absent: nothing that is open has a price.
-    pub(crate) fn close_largest_loss(&mut self) -> Option<FollowerTicket> {
-        let value = |trade: &OpenTrade| {
-            let listed = &self.symbols[&trade.base];
-            let price = listed.closing_price(trade.position.side)?;
-            let lots = trade.position.lots.get();
-            Some((profit(&listed.spec, &trade.position, lots, price), price, trade.clone()))
-        };
-        let (_, price, trade) =
-            self.account.trades.values().filter_map(value).min_by_key(|(profit, ..)| *profit)?;
-        let ticket = trade.position.ticket;
-        self.close_whole(trade, price);
-        Some(ticket)
-    }
-
     fn close(
         &mut self,
         ticket: FollowerTicket,
@@ -311,7 +185,7 @@ impl Desk<'_> {
         }
     }
 
-    fn close_whole(&mut self, trade: OpenTrade, price: Price) {
+    pub(crate) fn close_whole(&mut self, trade: OpenTrade, price: Price) {
         let lots = trade.position.lots;
         self.drop_trade(&trade);
         self.book_profit(&trade, lots, price);
@@ -328,7 +202,7 @@ impl Desk<'_> {
     }
 
     /// Returns the new ticket of the rest, where the style renumbers.
-    fn close_part(
+    pub(crate) fn close_part(
         &mut self,
         mut trade: OpenTrade,
         lots: Lots,
@@ -506,7 +380,7 @@ impl Desk<'_> {
         Ok(())
     }
 
-    fn next_ticket(&mut self) -> FollowerTicket {
+    pub(crate) fn next_ticket(&mut self) -> FollowerTicket {
         *self.last_ticket += 1;
         FollowerTicket::new(*self.last_ticket).expect("a broker does not make 2^63 tickets")
     }
@@ -521,7 +395,7 @@ impl Desk<'_> {
         }
     }
 
-    fn hold(&mut self, trade: OpenTrade) {
+    pub(crate) fn hold(&mut self, trade: OpenTrade) {
         let position = &trade.position;
         let has_stops = position.stop_loss.is_some() || position.take_profit.is_some();
         self.watch(&trade.base, position.ticket, has_stops);
@@ -545,13 +419,13 @@ impl Desk<'_> {
         self.account.waiting.remove(&order.pending.ticket);
     }
 
-    fn book_profit(&mut self, trade: &OpenTrade, lots: Lots, price: Price) {
+    pub(crate) fn book_profit(&mut self, trade: &OpenTrade, lots: Lots, price: Price) {
         let spec = &self.symbols[&trade.base].spec;
         let amount = profit(spec, &trade.position, lots.get(), price);
         self.account.balance = add_money(self.account.balance, amount);
     }
 
-    fn record(
+    pub(crate) fn record(
         &mut self,
         position: &BrokerPosition,
         lots: Lots,
@@ -586,7 +460,7 @@ impl Desk<'_> {
         self.effects.changes.push((account, Push::Change { account, revision, change, funds }));
     }
 
-    fn note(
+    pub(crate) fn note(
         &mut self,
         event: TradeEventKind,
         trade: &OpenTrade,
@@ -614,7 +488,7 @@ impl Desk<'_> {
         });
     }
 
-    fn note_waiting(&mut self, event: TradeEventKind, order: &WaitingOrder) {
+    pub(crate) fn note_waiting(&mut self, event: TradeEventKind, order: &WaitingOrder) {
         let WaitingOrder { pending, comment_sent, .. } = order;
         self.effects.trades.push(TradeFact {
             account: self.account.decl.account,

@@ -18,6 +18,8 @@ pub mod client;
 pub mod clock;
 mod core;
 mod desk;
+mod desk_margin;
+mod desk_netting;
 pub mod driver;
 pub mod engine;
 #[cfg(test)]

@@ -3,15 +3,18 @@
 
 mod harness;
 
-use harness::{Broker, account, change, config, done, lots, meta, open, session, soon};
+use harness::{Broker, Raw, account, change, config, done, ident, lots, meta, open, session, soon};
 use lockstep_paper as paper;
 use paper::broker::KICKED;
 use paper::faults::{FaultKind, FaultSpec, Span, Withheld};
 use paper::ledger::Fact;
 use paper::protocol::AccountChange;
-use paper::{Ledger, OrderOutcome, PaperError, SessionPush};
+use paper::{Ledger, OrderOutcome, PaperClient, PaperError, SessionPush};
 use schemas::{CloseReason, OrderRequest, RejectClass, Token};
+use serde_json::json;
 use std::time::{Duration, Instant};
+use tokio::io::BufReader;
+use tokio::net::TcpListener;
 
 fn ms(ms: u64) -> Span {
     Span::of(Duration::from_millis(ms))
@@ -209,5 +212,29 @@ async fn faults_are_listed_and_cleared_and_a_wrong_one_names_its_field() {
     match set(FaultSpec::new(FaultKind::PartialFill { percent: 0 })).await {
         Err(PaperError::Refused(error)) => assert_eq!(error.field, "fault.kind.percent"),
         other => panic!("{other:?}"),
+    }
+}
+
+/// Plays the broker: it has ended the session already, and the client does not know it yet.
+#[tokio::test(flavor = "multi_thread")]
+async fn an_order_for_a_session_that_has_just_ended_was_not_sent_rather_than_wrong() {
+    let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let addr = listener.local_addr().unwrap().to_string();
+    let client = PaperClient::connect(&addr, ident("n1")).await.unwrap();
+    let mut raw = Raw { stream: BufReader::new(listener.accept().await.unwrap().0) };
+    let opening = tokio::spawn(async move {
+        client.open_account(account(1), Token::new(1).unwrap()).await.unwrap()
+    });
+    let id = raw.hear().await["id"].take();
+    raw.say(&json!({"id": id, "ok": {}}).to_string()).await;
+    let (session, _pushes) = soon("the login", opening).await.unwrap();
+    for (field, was_refused) in [("account", false), ("request.lots", true)] {
+        let answer = session.submit(&open("a"), meta(1, 1)).unwrap();
+        let id = raw.hear().await["id"].take();
+        let error = json!({"field": field, "value": "1", "text": "no"});
+        raw.say(&json!({"id": id, "error": error}).to_string()).await;
+        let outcome = soon("the answer", answer).await;
+        assert_eq!(matches!(outcome, OrderOutcome::Rejected(_)), was_refused, "{outcome:?}");
+        assert_eq!(matches!(outcome, OrderOutcome::NotSent(_)), !was_refused, "{outcome:?}");
     }
 }

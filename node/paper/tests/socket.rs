@@ -525,7 +525,9 @@ async fn every_line_of_the_readme_is_understood() {
             }
         });
     }
-    assert_eq!(answers.len(), 12);
+    assert_eq!(answers.len(), 17);
+    assert_eq!(answers[12][0]["hits"], 0);
+    assert_eq!(answers[15]["sessions"], 1);
     assert_eq!(answers[7]["done"]["remainder"], 1_000_003);
     assert_eq!(answers[8]["positions"].as_array().unwrap().len(), 2);
     assert_eq!(answers[9]["trades"][0]["comment"], "to #1000003");
