@@ -7,7 +7,7 @@ use crate::faults::{FaultKind, FaultSpec, Settings, Span, Withheld};
 use crate::ledger::{Fact, Ledger, RequestFact, TradeEventKind, Violation};
 use crate::protocol::{AccountDecl, FeedQuote, Instruction, OrderMeta, OrderReply, Push, Style};
 use proptest::prelude::*;
-use schemas::{BrokerPosition, Micros, RejectClass, Side, Token};
+use schemas::{BrokerPosition, Micros, RejectClass, Side, SymbolSpec, Token};
 use std::time::Duration;
 
 const ANSWER: Duration = Duration::from_millis(130);
@@ -190,6 +190,14 @@ fn a_partial_fill_is_rounded_down_to_the_step_and_never_nothing() {
         assert_eq!(done.lots, Some(lots(filled)), "{asked} at {percent} %");
         assert_eq!(floor.positions()[0].lots, lots(filled));
     }
+    let mut floor = Floor::with(FaultKind::PartialFill { percent: 40 });
+    let large = SymbolSpec { symbol: "XAUUSD".parse().unwrap(), lots_min: lots("0.10"), ..spec() };
+    floor.broker.engine_mut().declare_symbols(vec![large.clone()]).unwrap();
+    let quote = FeedQuote { symbol: large.symbol.clone(), bid: price("2"), ask: price("2") };
+    floor.broker.feed(now(11), &[quote], &mut Vec::new()).unwrap();
+    floor.ask(Instruction::open_by_hand(large.symbol, Side::Buy, lots("0.15")));
+    assert_eq!(floor.positions()[0].lots, lots("0.10"), "at least the smallest volume");
+
     let mut floor = Floor::new();
     floor.login(1, 1, 1);
     floor.ask(open(Side::Buy, "0.10", None, None));
@@ -290,6 +298,11 @@ fn a_broker_that_checks_tokens_does_it_when_it_carries_out() {
     floor.pass(9 * SECOND_US);
     assert_eq!(floor.refusal(), RejectClass::StaleToken);
     assert!(floor.ledger.overtaken().is_empty(), "nothing was carried out");
+
+    floor.fault(FaultSpec::new(FaultKind::AcceptanceDelay { span: ms(9_000) }).count(1));
+    floor.send(1, 1, 3, buy("newer"));
+    floor.send(2, 1, 2, buy("b"));
+    assert_eq!(floor.refusal(), RejectClass::StaleToken, "a token is seen on arrival");
 }
 
 #[test]

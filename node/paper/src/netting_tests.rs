@@ -13,12 +13,14 @@ fn netting() -> World {
 fn a_second_order_of_the_same_side_is_added_at_the_average_price() {
     let mut world = netting();
     let first = world.done(&open(Side::Buy, "1.00", Some("1.09"), None));
+    let opened_at = world.only().opened_at;
     world.feed("1.10290", "1.10310");
     let second = world.done(&open(Side::Buy, "2.00", None, None));
     assert_eq!(second.ticket, first.ticket, "the trade keeps the ticket of its first order");
     assert_eq!(second.lots, Some(lots("2.00")), "what this order filled");
     let only = world.only();
     assert_eq!((only.lots, only.open_price), (lots("3.00"), price("1.10210")));
+    assert_eq!(only.opened_at, opened_at, "and its opening time");
     assert_eq!(only.stop_loss, Some(price("1.09")), "an order without stops keeps them");
     assert_eq!(world.last.trades[0].event, TradeEventKind::Added);
     assert_eq!(world.last.trades[0].lots_left, Some(lots("3.00")));
