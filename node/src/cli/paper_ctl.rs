@@ -392,6 +392,10 @@ impl TableRow for StopOutRow {
 
 /// Runs `lockstep paper ctl`.
 pub fn run(args: CtlArgs) -> Result<(), CliError> {
+    if let CtlVerb::Fault(FaultVerb::Set(set)) = &args.verb {
+        // Wrong words are told whether or not a broker is there.
+        set.spec()?;
+    }
     block_on(async {
         let driver = drive(&args.address, "paper-ctl").await?;
         let json = args.json;
@@ -457,6 +461,65 @@ fn failed(error: PaperError) -> CliError {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use clap::Parser;
+
+    #[derive(Debug, Parser)]
+    struct Program {
+        #[command(flatten)]
+        ctl: CtlArgs,
+    }
+
+    /// The fault that these words ask for, or what is wrong with them.
+    fn fault_of(words: &str) -> Result<FaultSpec, String> {
+        let start = ["ctl", "127.0.0.1:1", "fault", "set", "--kind"];
+        let arguments = start.into_iter().chain(words.split_whitespace());
+        let program = Program::try_parse_from(arguments).map_err(|error| error.to_string())?;
+        match program.ctl.verb {
+            CtlVerb::Fault(FaultVerb::Set(set)) => set.spec().map_err(|error| error.to_string()),
+            other => panic!("{other:?}"),
+        }
+    }
+
+    #[test]
+    fn words_become_the_fault_they_say() {
+        let account = AccountId::new(5).unwrap();
+        let requote = FaultSpec {
+            for_ms: Some(20_000),
+            ..FaultSpec::new(FaultKind::Requote {}).account(account).share_permille(300).count(3)
+        };
+        let words = "requote --account 5 --share 0.3 --for 20s --count 3";
+        assert_eq!(fault_of(words), Ok(requote));
+        let span = Span { min_ms: 500, max_ms: 8_000 };
+        let delay = FaultKind::DeliveryDelay { span, dies_with_connection: true };
+        let delay = FaultSpec::new(delay).orders(&["open", "close"]);
+        let words = "delivery_delay --orders open,close --delay 500ms-8s --dies-with-connection";
+        assert_eq!(fault_of(words), Ok(delay));
+        let reject = FaultKind::Reject { class: RejectClass::NoMoney };
+        assert_eq!(fault_of("reject --class no_money"), Ok(FaultSpec::new(reject)));
+        let (lists, span) = (Withheld::All, Span { min_ms: 8_000, max_ms: 8_000 });
+        let unsynced = FaultKind::Unsynced { lists, span, claims_complete: true };
+        let words = "unsynced --lists all --delay 8s --claims-complete";
+        assert_eq!(fault_of(words), Ok(FaultSpec::new(unsynced)));
+    }
+
+    #[test]
+    fn words_that_make_no_fault_are_named() {
+        for (words, mentions) in [
+            ("requot", vec!["requot", "requote"]),
+            ("reject", vec!["reject", "--class"]),
+            ("reject --class nonsense", vec!["--class", "nonsense", "no_money"]),
+            ("delivery_delay", vec!["delivery_delay", "--delay"]),
+            ("delivery_delay --delay 8", vec!["--delay", "\"8\""]),
+            ("requote --percent 5", vec!["--percent", "requote"]),
+            ("acceptance_delay --delay 1s --dies-with-connection", vec!["--dies-with-connection"]),
+            ("requote --orders jump", vec!["jump", "modify_pending"]),
+            ("requote --share 1.5", vec!["--share", "1.5"]),
+            ("requote --account 0", vec!["--account", "0"]),
+        ] {
+            let error = fault_of(words).unwrap_err();
+            assert!(mentions.iter().all(|word| error.contains(word)), "{words}: {error}");
+        }
+    }
 
     #[test]
     fn times_shares_and_spans_are_read_with_their_units() {
