@@ -15,6 +15,7 @@ pub mod codec;
 pub mod command;
 pub mod event;
 pub mod ids;
+pub mod planted;
 pub mod position;
 pub mod quantity;
 pub mod snapshot;
