@@ -27,6 +27,7 @@ use crate::clock::{FREEZE_GAP, NodeTime};
 use crate::lease::term::{CycleNumber, LeaseTerm};
 use crate::metrics::names;
 use parking_lot::RwLock;
+use schemas::planted::{self, Bug};
 use schemas::{AccountId, Token};
 use std::collections::BTreeMap;
 use std::fmt;
@@ -149,6 +150,9 @@ const NO_TICKER: u64 = u64::MAX;
 
 struct State {
     accounts: BTreeMap<AccountId, Permission>,
+    /// The last permission of every account there ever was, for a gate that is node-wide.
+    #[cfg(feature = "planted")]
+    ever: BTreeMap<AccountId, Permission>,
     last_cycle: CycleNumber,
     /// Only cycles that started after this instant count.
     revoked_at: Option<NodeTime>,
@@ -161,6 +165,8 @@ impl Default for Gate {
     fn default() -> Self {
         let state = State {
             accounts: BTreeMap::new(),
+            #[cfg(feature = "planted")]
+            ever: BTreeMap::new(),
             last_cycle: CycleNumber::NONE,
             revoked_at: None,
             generation: 0,
@@ -219,6 +225,15 @@ impl Gate {
         self.look(account, now, Duration::ZERO).map(|(permission, _)| permission).map_err(count)
     }
 
+    /// Whether the holder of this tenure may speak for its master at `now`; nothing is counted.
+    ///
+    /// A publisher asks before every message (H26).
+    pub fn may_speak(&self, account: AccountId, token: Token, now: NodeTime) -> bool {
+        let permission = self.permission(account, now);
+        // Planted: nobody asks the gate.
+        planted::is(Bug::P18) || permission.is_some_and(|permission| permission.token == token)
+    }
+
     /// The present permission of an account, if it is good at `now`; nothing is counted.
     pub fn permission(&self, account: AccountId, now: NodeTime) -> Option<Permission> {
         self.look(account, now, Duration::ZERO).ok().map(|(permission, _)| permission)
@@ -243,7 +258,7 @@ impl Gate {
             return Err(Denied::Frozen);
         }
         let state = self.inner.state.read();
-        let Some(permission) = state.accounts.get(&account).copied() else {
+        let Some(permission) = state.permission_of(account) else {
             let revoked = state.revoked_at.is_some();
             return Err(if revoked { Denied::Revoked } else { Denied::NotLeased });
         };
@@ -310,6 +325,16 @@ impl Gate {
 }
 
 impl State {
+    fn permission_of(&self, account: AccountId) -> Option<Permission> {
+        #[cfg(feature = "planted")]
+        if planted::is(Bug::P3) {
+            // The best permission of any account, under the token that this one had.
+            let deadline = self.accounts.values().map(|permission| permission.deadline).max()?;
+            return self.ever.get(&account).map(|last| Permission { deadline, ..*last });
+        }
+        self.accounts.get(&account).copied()
+    }
+
     /// Whether this began a new stretch.
     fn extend(&mut self, account: AccountId, confirmed: Confirmed, now: NodeTime) -> bool {
         let before = self.accounts.get(&account).copied();
@@ -338,7 +363,10 @@ impl State {
             self.stretch_last += 1;
             self.stretch_last
         });
-        self.accounts.insert(account, Permission { token: confirmed.token, deadline, stretch });
+        let permission = Permission { token: confirmed.token, deadline, stretch };
+        self.accounts.insert(account, permission);
+        #[cfg(feature = "planted")]
+        self.ever.insert(account, permission);
         unbroken.is_none()
     }
 }
@@ -421,6 +449,9 @@ impl SendPermit {
     /// A renewal since the permit was given makes its deadline later; a revocation, a new tenure
     /// or a hole in the permission voids it.
     fn check(&self, now: NodeTime) -> Result<Permission, Denied> {
+        if planted::is(Bug::P4) {
+            return Ok(self.permission); // as it was before the queue
+        }
         let (permission, generation) = self.gate.look(self.account, now, self.reserve)?;
         let same = generation == self.generation
             && permission.token == self.permission.token

@@ -44,9 +44,7 @@ impl AccountSession {
         let gate = self.context.gate.clone();
         let clock = self.context.clock.clone();
         let owner = self.owner;
-        let may_publish = Arc::new(move || {
-            gate.permission(owner.account, clock.now()).is_some_and(|p| p.token == owner.token)
-        });
+        let may_publish = Arc::new(move || gate.may_speak(owner.account, owner.token, clock.now()));
         let publisher = Publisher::start(
             self.context.bus.clone(),
             owner.account,

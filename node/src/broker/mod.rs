@@ -19,6 +19,7 @@ pub mod paper;
 pub mod view;
 
 use crate::gate::SendPermit;
+use schemas::planted::{self, Bug};
 use schemas::{
     AccountSnapshot, BrokerPending, BrokerPosition, CloseReason, ClosedTrade, FollowerTicket,
     Funds, Micros, OrderDone, OrderRequest, Quote, Rejection, Symbol, SymbolSpec,
@@ -89,6 +90,14 @@ pub enum SessionEvent {
     Funds(Funds),
     /// The connection is gone; the session must be opened anew.
     Lost(String),
+}
+
+/// Whether a session counts as open only with the broker's sync mark: before it, the lists may be
+/// without trades that are there (H41).
+///
+/// The paper broker's lists come with the mark and cannot be had before; the simulated broker's can.
+pub fn waits_for_the_sync_mark() -> bool {
+    !planted::is(Bug::P9)
 }
 
 /// Why a session could not be opened or read.

@@ -20,6 +20,7 @@
 use super::term::{CycleNumber, LeaseTerm};
 use crate::clock::NodeTime;
 use crate::gate::{Confirmation, Confirmed};
+use schemas::planted::{self, Bug};
 use schemas::{AccountId, Micros, NodeId, Token};
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
@@ -481,14 +482,15 @@ impl Holdings {
             self.releasing.remove(account);
         }
 
-        let after = self.tenures_after(request, started, reply);
+        let trusted_from = trusted_from(started, finished);
+        let after = self.tenures_after(request, trusted_from, reply);
         // What is not ours under that token any more needs no release: it ended by itself.
         let owned: BTreeSet<TenureKey> = reply.owned.iter().map(|row| row.tenure).collect();
         self.releasing.retain(|account, token| {
             owned.contains(&TenureKey { account: *account, token: *token })
         });
 
-        let renewed_now = LeaseTerm::confirmed(started, timing.lease, timing.fence);
+        let renewed_now = LeaseTerm::confirmed(trusted_from, timing.lease, timing.fence);
         let accounts = after
             .iter()
             .map(|(account, tenure)| {
@@ -541,10 +543,10 @@ impl Holdings {
     fn tenures_after(
         &self,
         request: &CycleRequest,
-        started: NodeTime,
+        trusted_from: NodeTime,
         reply: &CycleReply,
     ) -> BTreeMap<AccountId, Tenure> {
-        let term = LeaseTerm::confirmed(started, self.timing.lease, self.timing.fence);
+        let term = LeaseTerm::confirmed(trusted_from, self.timing.lease, self.timing.fence);
         let renewed: BTreeSet<AccountId> = reply.renewed.iter().copied().collect();
         let asked: BTreeSet<TenureKey> = request.renew.iter().copied().collect();
         let claimed: BTreeMap<TenureKey, &ClaimedRow> =
@@ -583,6 +585,18 @@ impl Holdings {
     fn margin(&self, now: NodeTime, renewed: &[AccountId]) -> Option<Duration> {
         let terms = renewed.iter().filter_map(|account| self.held.get(account)?.term);
         terms.map(|term| term.left(now)).min()
+    }
+}
+
+/// The instant that a term counts from: the one before anything else was done (H3, H4).
+fn trusted_from(started: NodeTime, finished: NodeTime) -> NodeTime {
+    if planted::is(Bug::P1) {
+        return finished; // the answer came
+    }
+    let begun = planted::begun().map(NodeTime::after_start);
+    match begun.filter(|at| (started..=finished).contains(at)) {
+        Some(begun) if planted::is(Bug::P2) => begun, // the transaction had begun
+        _ => started,
     }
 }
 
