@@ -17,6 +17,7 @@
 use super::error::WriteError;
 use super::rows::{AccountStatus, CopyEvent, PairRow, Row, RowKind};
 use reconcile::PairId;
+use schemas::planted::{self, Bug};
 use schemas::{AccountId, FollowerTicket};
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -54,7 +55,7 @@ pub enum Fault {
 /// Shape: five characters in, one fault out. Source: the classes in Postgres' error code table.
 /// Classes 22 (data) and 23 (integrity) are about one row's content and nothing else is.
 pub fn classify(sqlstate: &str) -> Fault {
-    match sqlstate {
+    let fault = match sqlstate {
         "55P03" => Fault::Locked,
         // A plan or a statement that the server no longer has: a new connection prepares it anew.
         "0A000" | "26000" => Fault::Passing,
@@ -64,6 +65,12 @@ pub fn classify(sqlstate: &str) -> Fault {
             Some("08" | "25" | "40" | "53" | "55" | "57" | "58" | "XX") => Fault::Passing,
             _ => Fault::Unexpected,
         },
+    };
+    match fault {
+        // Planted: the two are taken for each other.
+        Fault::Row if planted::is(Bug::P21) => Fault::Passing,
+        Fault::Passing if planted::is(Bug::P21) => Fault::Row,
+        fault => fault,
     }
 }
 

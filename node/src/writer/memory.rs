@@ -9,9 +9,16 @@ use super::rows::{AccountStatus, CopyEvent, PairRow, RowKind};
 use super::{LoadedPairs, RowOutcome, RowSink};
 use parking_lot::Mutex;
 use reconcile::{Pair, PairId};
+use schemas::planted::{self, Bug};
 use schemas::{AccountId, LinkId, NodeId, Token};
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
+
+/// Whether a live write locks the account's row until it commits, so that a claim passes it over
+/// (invariant 1 of `store`). A database that knows transactions asks this.
+pub fn live_write_locks_the_account_row() -> bool {
+    !planted::is(Bug::P6)
+}
 
 /// Ownership and rows, as several nodes see them.
 #[derive(Debug, Clone, Default)]
@@ -186,6 +193,14 @@ impl Tables {
         node: &NodeId,
         row: &PairRow,
     ) -> Result<(RowOutcome, Option<Undo>), WriteError> {
+        let key = |row: &PairRow| (row.pair.link, row.pair.master_ticket);
+        let is_live = |held: &&PairRow| !held.has_ended() && key(held) == key(row);
+        if planted::is(Bug::P7)
+            && let Some(held) = self.pairs.values().find(is_live)
+        {
+            // Whatever copy it has.
+            return self.store(held.pair.id, end_of(held, row));
+        }
         let Some(held) = self.pairs.get(&row.pair.id) else {
             return self.store(row.pair.id, row.clone());
         };
@@ -252,9 +267,12 @@ impl Tables {
 
     /// Nothing if the row may be written.
     fn fence(&self, node: &NodeId, account: AccountId, token: Token) -> Option<RowOutcome> {
+        // Planted: one tenure of this node is as good as another.
+        let same = |held: &Token| *held == token || planted::is(Bug::P5);
         let is_owner =
-            self.owners.get(&account).is_some_and(|held| held.0 == *node && held.1 == token);
-        match (is_owner, self.locked.contains(&account)) {
+            self.owners.get(&account).is_some_and(|held| held.0 == *node && same(&held.1));
+        let is_locked = live_write_locks_the_account_row() && self.locked.contains(&account);
+        match (is_owner, is_locked) {
             (false, _) => Some(RowOutcome::NotOwner),
             (true, true) => Some(RowOutcome::Busy),
             (true, false) => None,
