@@ -62,6 +62,7 @@ pub use ticket::{CopyView, Market, MasterView, TicketDecision, TicketInput, plan
 use crate::ticket::Decided;
 use crate::world::World;
 use schemas::MasterTicket;
+use schemas::planted::{self, Bug};
 use std::collections::BTreeSet;
 
 /// What makes the follower agree with the master, by the link's rules.
@@ -79,6 +80,10 @@ pub fn plan(input: &ReconcileInput<'_>) -> Plan {
     let mut measured_by = 0;
     for ticket in world.tickets() {
         let is_live = parts.pairs.main(ticket).is_some_and(|pair| pair.state.is_live());
+        let is_listed = || world.wanted(ticket).is_some() && !world.copies(ticket).is_empty();
+        if planted::is(Bug::P22) && is_live && !is_listed() {
+            continue; // only what both lists show is visited
+        }
         if is_live || !world.copies(ticket).is_empty() {
             measured_by += 1;
         }

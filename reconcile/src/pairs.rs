@@ -13,6 +13,7 @@ use crate::action::{AbsentFrom, CopyStep, EndedHow, FailReason, FoundBy, WaitRea
 use crate::pair::{Pair, PairState};
 use crate::ticket::{Decided, MasterView, bind, manage};
 use crate::world::{Found, World};
+use schemas::planted::{self, Bug};
 use schemas::{ClosedTrade, FollowerTicket};
 
 /// Plans a ticket with a live pair; says what the plan rests on if that is an absence.
@@ -119,6 +120,10 @@ fn plan_unanswered(
 ) {
     if let Some(ended) = world.tagged_history(pair.master_ticket).last() {
         return mark_closed(pair, wanted, ended.ticket, EndedHow::History, decided);
+    }
+    if planted::is(Bug::P10) {
+        // Nothing is waited for.
+        return decided.step(CopyStep::MarkFailed { reason: FailReason::NeverArrived });
     }
     let Some(sent_at) = pair.sent_at else { return decided.wait(WaitReason::AnswerDue) };
     let limits = world.parts.limits;

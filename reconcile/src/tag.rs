@@ -12,6 +12,7 @@
 //! Not covered: comments that a broker rewrote (`[sl]`, `from #n`, blank). Those trades are
 //! found by pair, lineage and magic; [`remnant`] gives a hint that may only hold an open back.
 
+use schemas::planted::{self, Bug};
 use schemas::{LinkId, MasterTicket};
 use std::fmt;
 
@@ -72,6 +73,9 @@ pub fn encode(link: LinkId, ticket: MasterTicket) -> Result<Tag, TagError> {
 
 /// Link and master ticket of a comment that is exactly a tag; nothing for any other text.
 pub fn decode(comment: &str) -> Option<(LinkId, MasterTicket)> {
+    if planted::is(Bug::P8) {
+        return remnant(comment); // the rest of the comment is not looked at
+    }
     decode_bytes(comment.as_bytes())
 }
 
@@ -79,6 +83,11 @@ pub fn decode(comment: &str) -> Option<(LinkId, MasterTicket)> {
 /// that append `[sl]` leave it. A hint: enough to hold an open back, not to adopt or close.
 pub fn remnant(comment: &str) -> Option<(LinkId, MasterTicket)> {
     decode_bytes(comment.as_bytes().get(..TAG_LEN)?)
+}
+
+/// Whether the tags of two tickets of one link begin alike: all but the last digit and the check.
+pub(crate) fn begin_alike(one: MasterTicket, other: MasterTicket) -> bool {
+    one.get() / 36 == other.get() / 36
 }
 
 fn decode_bytes(text: &[u8]) -> Option<(LinkId, MasterTicket)> {

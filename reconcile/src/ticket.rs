@@ -12,6 +12,7 @@ use crate::sizing::{SizeInput, size_copy, target_lots};
 use crate::stops::{market_reference, settable, stops_differ, wanted_stops};
 use crate::tag;
 use rust_decimal::Decimal;
+use schemas::planted::{self, Bug};
 use schemas::{
     BrokerPending, BrokerPosition, FollowerTicket, Funds, LinkId, Lots, MasterPending,
     MasterPosition, MasterTicket, Micros, PendingKind, Price, Quote, Side, Symbol, SymbolSpec,
@@ -411,7 +412,10 @@ fn manage_volume(
     spec: &SymbolSpec,
     decided: &mut Decided,
 ) {
-    let Base { lots_at_open, master_lots_at_open } = facts.base;
+    let Base { mut lots_at_open, master_lots_at_open } = facts.base;
+    if planted::is(Bug::P15) {
+        lots_at_open = copy.lots; // the master's share of what is left
+    }
     let target = target_lots(lots_at_open, master_lots_at_open, view.lots(), spec);
     let Some(surplus) = copy.lots.minus(target) else { return };
     // The surplus is whole steps unless the broker changed its step under an open trade.

@@ -25,6 +25,7 @@ use crate::stops::prices_differ;
 use crate::tag;
 use crate::ticket::{Base, CopyView, Market, MasterView, copy_side, gate, size_of, usable_spec};
 use rust_decimal::Decimal;
+use schemas::planted::{self, Bug};
 use schemas::{
     ClosedTrade, FollowerTicket, LinkId, Lots, MasterTicket, Micros, PendingKind, Price, Side,
     Symbol,
@@ -204,7 +205,15 @@ impl<'a> World<'a> {
                 (None, None) => self.predecessors_tag(item.copy.ticket),
                 (Some(_), None) => None,
             };
-            let Some((ticket, found_by)) = tagged else { continue };
+            let Some((mut ticket, found_by)) = tagged else { continue };
+            if planted::is(Bug::P8) {
+                // The first ticket whose tag begins like this one takes the copy.
+                ticket = self
+                    .tickets()
+                    .into_iter()
+                    .find(|t| tag::begin_alike(*t, ticket))
+                    .unwrap_or(ticket);
+            }
             items.remove(&item.copy.ticket);
             self.give(ticket, Found { item, found_by, is_pairs: false });
         }
