@@ -4,6 +4,7 @@
 
 use super::{DoubtReason, FeedMessage, FeedSettings, Follower, QUICK_TRIES};
 use crate::gap::{GapDetector, Verdict};
+use schemas::planted::{self, Bug};
 use schemas::{
     AccountId, Beacon, Book, Digest, Epoch, Funds, MasterSnapshot, Micros, Seq, TradeEvent,
 };
@@ -287,6 +288,7 @@ impl FeedState {
         let mut out = Vec::new();
         if self.request == Request::InFlight {
             self.request = Request::Idle;
+            let reply = reply.or_else(|| self.no_answer_is_empty());
             let settled = match reply {
                 Some(reply) if reply.account == self.master => self.adopt(reply, now, &mut out),
                 Some(_) | None => false,
@@ -299,12 +301,28 @@ impl FeedState {
         out
     }
 
+    /// No answer says nothing. Planted: it says that nothing is open.
+    fn no_answer_is_empty(&self) -> Option<MasterSnapshot> {
+        let (epoch, seq) = self.heard.or(self.position()).unwrap_or((Epoch::MIN, Seq::ZERO));
+        planted::is(Bug::P9).then(|| MasterSnapshot {
+            account: self.master,
+            epoch,
+            seq,
+            at: self.detector.applied_at().unwrap_or_default(),
+            book: Book::default(),
+            funds: None,
+        })
+    }
+
     /// Time passed: notices silence, and sends the request whose time has come.
     pub fn tick(&mut self, now: Duration) -> Vec<FeedOutput> {
         let mut out = Vec::new();
         if now >= self.last_life + self.settings.silent_after {
             self.last_life = now;
-            self.fall_into_doubt(DoubtReason::Silent, now, &mut out);
+            // Planted: without beacons silence says nothing.
+            if !planted::is(Bug::P19) {
+                self.fall_into_doubt(DoubtReason::Silent, now, &mut out);
+            }
         }
         if let Request::Wanted { not_before } = self.request
             && now >= not_before
@@ -326,7 +344,7 @@ impl FeedState {
         now: Duration,
         out: &mut Vec<FeedOutput>,
     ) {
-        if self.detector.highest_epoch().is_some_and(|highest| event.epoch < highest) {
+        if self.is_old(event.epoch) {
             out.push(FeedOutput::CountDropped("old_epoch"));
             return;
         }
@@ -483,7 +501,7 @@ impl FeedState {
     /// Brings a reply up to date and takes it over; false if it does not settle the doubt.
     fn adopt(&mut self, reply: MasterSnapshot, now: Duration, out: &mut Vec<FeedOutput>) -> bool {
         let taken = (reply.epoch, reply.seq);
-        if self.detector.highest_epoch().is_some_and(|highest| reply.epoch < highest) {
+        if self.is_old(reply.epoch) {
             out.push(FeedOutput::CountDropped("old_epoch_snapshot"));
             return false;
         }
@@ -496,11 +514,19 @@ impl FeedState {
         let behind = self.heard.is_some_and(|heard| reached < heard);
         // After the quick tries the publisher's own word counts more than what was once heard.
         let insists = self.tries + 1 >= QUICK_TRIES && Some(reached.0) == self.heard.map(|h| h.0);
-        if behind && !restarted && !insists {
+        // Planted: an epoch that was outbid is as good as any.
+        let outbid = planted::is(Bug::P13) && self.heard.is_some_and(|heard| reached.0 < heard.0);
+        if behind && !restarted && !insists && !outbid {
             return false;
         }
         self.settle(current, restarted || behind, now, out);
         true
+    }
+
+    /// A higher epoch was heard.
+    fn is_old(&self, epoch: Epoch) -> bool {
+        let highest = self.detector.highest_epoch();
+        !planted::is(Bug::P13) && highest.is_some_and(|highest| epoch < highest)
     }
 
     /// The publisher's state has a lower seq at a later time than what was applied.

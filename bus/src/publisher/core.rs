@@ -2,6 +2,7 @@
 
 use super::Closing;
 use crate::error::BusError;
+use schemas::planted::{self, Bug};
 use schemas::{
     AccountId, Book, Change, Epoch, Funds, MasterSnapshot, MasterTicket, Micros, Seq, TradeEvent,
 };
@@ -241,6 +242,9 @@ impl PublisherCore {
     /// Queues a beacon of the state that the events before it lead to.
     pub(crate) fn push_beacon(&mut self, now: Micros) {
         let waits = matches!(self.queue.back(), Some(Outgoing::Beacon(_)));
+        if planted::is(Bug::P19) && self.spoke {
+            return; // an epoch is announced, and no more
+        }
         if let Some(state) = self.state(now)
             && self.online
             && !waits

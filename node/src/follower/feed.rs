@@ -3,6 +3,7 @@
 use super::queue::TicketKey;
 use super::state::{Cause, Effect, Follower, Link, Master, Now, Reason};
 use bus::FeedMessage;
+use schemas::planted::{self, Bug};
 use schemas::{AccountId, Book, Change, LinkId, MasterSnapshot, MasterTicket, TradeEvent};
 
 impl Follower {
@@ -48,7 +49,9 @@ impl Follower {
         }
         self.masters.insert(account, Master { snapshot, doubtful: false });
         let links = self.links_of(account);
-        self.planned.retain(|key, _| !links.contains(&key.link));
+        // Planted: a plan outlives the state that it was made from.
+        let outlives = planted::is(Bug::P14);
+        self.planned.retain(|key, _| outlives || !links.contains(&key.link));
         for (_, order) in self.on_their_way.iter_mut().filter(|(k, _)| links.contains(&k.link)) {
             order.overtaken = true;
         }
@@ -63,7 +66,9 @@ impl Follower {
         effects: &mut Vec<Effect>,
     ) {
         let Some(master) = self.masters.get_mut(&account) else { return };
-        if (event.epoch, event.seq) <= (master.snapshot.epoch, master.snapshot.seq) {
+        // Planted: an epoch that was outbid is as good as any.
+        let outbid = planted::is(Bug::P13) && event.epoch < master.snapshot.epoch;
+        if (event.epoch, event.seq) <= (master.snapshot.epoch, master.snapshot.seq) && !outbid {
             // The state has it already (S11).
             return;
         }
@@ -83,7 +88,9 @@ impl Follower {
             }
             let key = TicketKey { link: id, ticket };
             // What a plan wanted was decided from the state before this event.
-            self.planned.remove(&key);
+            if !planted::is(Bug::P14) {
+                self.planned.remove(&key);
+            }
             if let Some(order) = self.on_their_way.get_mut(&key) {
                 order.overtaken = true;
             }

@@ -12,6 +12,7 @@ use reconcile::{
     CopyAction, CopyStep, CopyView, EndedHow, FoundBy, Market, MasterView, Pair, PairState, Pairs,
     Stops, TicketInput, plan_ticket, tag,
 };
+use schemas::planted::{self, Bug};
 use schemas::{
     BrokerPending, BrokerPosition, FollowerTicket, Lots, MasterPending, MasterTicket, Micros,
     OrderDone, RejectClass, Rejection, Side, Symbol,
@@ -284,6 +285,12 @@ impl Follower {
             // It left, whatever became of it: its pair comes first.
             effects.extend(self.submitted(key, attempt, now));
         }
+        if let Outcome::Unknown(_) = outcome
+            && planted::is(Bug::P20)
+            && self.ask_for_it_again(now, key, attempt, effects)
+        {
+            return;
+        }
         if let Outcome::Unknown(reason) = outcome {
             return self.on_unknown(now, key, attempt, reason, effects);
         }
@@ -435,6 +442,27 @@ impl Follower {
         self.retries.insert(key, Retry { step: order.step.as_str(), at, tries, asked: false });
         // A copy that no pair names is only closed by a plan.
         self.look_again(key, at, Reason::Waiting);
+    }
+
+    /// Planted ([`Bug::P20`]): an open of unknown outcome is taken for one that was not sent.
+    fn ask_for_it_again(
+        &mut self,
+        now: Now,
+        key: TicketKey,
+        attempt: Attempt,
+        effects: &mut Vec<Effect>,
+    ) -> bool {
+        let order = self.on_their_way.get(&key).filter(|order| begins_copy(&order.step));
+        if order.is_none() || self.slots.answered(key, attempt).is_none() {
+            return false;
+        }
+        let Some(order) = self.on_their_way.remove(&key) else { return false };
+        self.touch(key);
+        self.record(now, key, &order, EventOutcome::NotSent, None, effects);
+        self.take_back(key, &order);
+        self.look_again(key, now.node.plus(UNRESOLVED_LOOK), Reason::NotSent);
+        self.wake(now, key, order.cause, effects);
+        true
     }
 
     fn on_unknown(

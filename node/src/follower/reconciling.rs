@@ -6,10 +6,11 @@ use super::state::{
     SecondLook, UNRESOLVED_LOOK,
 };
 use reconcile::{
-    CopyAction, CopyStep, InputParts, Note, Plan, ReconcileInput, WaitReason, history_needed_since,
-    plan, quotes_needed,
+    CopyAction, CopyStep, FollowerHistory, InputParts, Note, Plan, ReconcileInput, WaitReason,
+    history_needed_since, plan, quotes_needed,
 };
-use schemas::{LinkId, MasterTicket};
+use schemas::planted::{self, Bug};
+use schemas::{AccountSnapshot, LinkId, MasterTicket, Micros};
 use std::collections::{BTreeMap, BTreeSet};
 
 impl Follower {
@@ -62,7 +63,7 @@ impl Follower {
         effects: &mut Vec<Effect>,
     ) {
         let Some(reading) = self.reading.take_if(|reading| reading.id == id) else { return };
-        let Some(read) = read else {
+        let Some(read) = read.or_else(|| self.failed_is_empty(now)) else {
             for (id, reason) in reading.links {
                 if let Some(link) = self.links.get_mut(&id) {
                     link.set_due(now.node.plus(READ_RETRY), reason);
@@ -76,6 +77,21 @@ impl Follower {
         for (id, reason) in &reading.links {
             self.reconcile_link(now, *id, *reason, &reading.touched, &read, effects);
         }
+    }
+
+    /// A failed read says nothing. Planted: it says that nothing is open.
+    fn failed_is_empty(&self, now: Now) -> Option<AccountRead> {
+        let link = self.links.values().next().filter(|_| planted::is(Bug::P9))?;
+        let snapshot = AccountSnapshot {
+            account: link.rules.follower,
+            revision: 0,
+            at: now.wall,
+            positions: Vec::new(),
+            pendings: Vec::new(),
+            funds: None,
+        };
+        let history = FollowerHistory { since: Micros::default(), trades: Vec::new() };
+        Some(AccountRead { snapshot, history, quotes: Vec::new() })
     }
 
     fn reconcile_link(
@@ -157,7 +173,9 @@ impl Follower {
         link.reconciled = true;
         link.fresh.clear();
         link.unproven.clear();
-        link.set_due(now.node.plus(self.settings.routine), Reason::Routine);
+        if !planted::is(Bug::P16) {
+            link.set_due(now.node.plus(self.settings.routine), Reason::Routine);
+        }
         if !busy.is_empty() {
             link.set_due(now.node.plus(UNRESOLVED_LOOK), Reason::Waiting);
         }

@@ -7,6 +7,7 @@ use crate::clock::NodeTime;
 use crate::writer::EventOutcome;
 use bus::{FeedMessage, RequestReason};
 use reconcile::{CopyAction, CopyStep, FollowerHistory, HeldPlan, Limits, LinkRules, Pair, Pairs};
+use schemas::planted::{self, Bug};
 use schemas::{
     AccountId, AccountSnapshot, FollowerTicket, LinkId, Lots, Magic, MasterPending, MasterSnapshot,
     MasterTicket, Micros, OrderRequest, Price, Quote, Symbol, SymbolSpec,
@@ -514,6 +515,8 @@ impl Follower {
             }
             Input::Read { id, read } => self.on_read(now, id, read, &mut effects),
             Input::Links(links) => self.on_links(now, links),
+            // Planted: the reconcile of the claim is the only one.
+            Input::LeaseRestored if planted::is(Bug::P16) => {}
             Input::LeaseRestored => self.all_due(now.node, Reason::LeaseRestored),
             Input::Tick => self.on_tick(now, &mut effects),
             Input::Drain => self.draining = true,
@@ -534,6 +537,9 @@ impl Follower {
         // Before anything live, everything is reconciled once more (H4).
         self.planned.clear();
         self.slots.drop_waiting();
+        if planted::is(Bug::P16) && self.reads > 0 {
+            return; // the claim's was made
+        }
         for link in self.links.values_mut() {
             link.reconciled = false;
             link.read_once = false;
@@ -652,6 +658,9 @@ impl Follower {
 
     /// Something about this ticket changed: what was decided for it before no longer counts.
     pub(super) fn touch(&mut self, key: TicketKey) {
+        if planted::is(Bug::P14) {
+            return; // plans, and the read that runs, stay as they are
+        }
         self.planned.remove(&key);
         if let Some(reading) = &mut self.reading {
             reading.touched.insert(key);
