@@ -53,6 +53,15 @@ fn permit_names_token_deadline_and_margin() {
 }
 
 #[test]
+fn master_is_spoken_for_until_the_deadline_and_under_the_own_token_only() {
+    let gate = open_gate(&[(1, 7)]);
+    assert!(gate.may_speak(account(1), token(7), at(44)));
+    assert!(!gate.may_speak(account(1), token(7), at(45)));
+    assert!(!gate.may_speak(account(1), token(6), at(44)));
+    assert!(!gate.may_speak(account(2), token(7), at(44)));
+}
+
+#[test]
 fn permit_needs_the_whole_reserve_until_the_deadline() {
     let gate = open_gate(&[(1, 7)]);
     assert!(gate.permit(account(1), at(43), RESERVE).is_ok());

@@ -53,7 +53,7 @@ bugs! {
     P5: "A live row is fenced by the node that holds the account, whatever the token.",
     P6: "A live row is fenced without locking the account's row.",
     P7: "An ended row ends the live pair of its (link, master ticket), whatever copy that has.",
-    P8: "A comment that only begins with the tag counts as the tag.",
+    P8: "What only begins like the tag of a ticket counts as its tag.",
     P9: "A read that failed or is not complete yet counts as an empty account.",
     P10: "An open without an answer that the broker does not show counts as failed at once.",
     P11: "The follower's history is not asked before a late open.",
@@ -64,7 +64,7 @@ bugs! {
     P16: "A reconcile follows a claim only, not a lost and restored session or lease.",
     P17: "An account is handed in with orders unanswered or rows unwritten.",
     P18: "A master is published without the account's permission.",
-    P19: "A publisher sends no beacons.",
+    P19: "An epoch is announced by its first beacon, no other follows, and nobody notices.",
     P20: "An open of unknown outcome is sent again.",
     P21: "A row that the database refuses is retried, and one it could not take is dropped.",
     P22: "A reconcile visits only what the brokers list, not the pairs they do not.",
@@ -104,7 +104,10 @@ pub const fn is(_bug: Bug) -> bool {
     false
 }
 
-/// Notes the node's time at which a store began its transaction, for [`Bug::P2`].
+/// Notes the node's time, since its start, at which a store began its transaction: for [`Bug::P2`].
+///
+/// The last note of the thread counts when the answer is taken in, so a store of several nodes
+/// notes it together with its answer. A note from outside of the cycle is ignored.
 #[cfg(feature = "planted")]
 pub fn note_begun(at: Duration) {
     BEGUN.set(Some(at));

@@ -796,6 +796,13 @@ mod tests {
     use super::*;
     use bus::DoubtReason;
 
+    #[test]
+    fn a_tenure_is_handed_in_only_with_everything_answered_and_written() {
+        assert!(may_be_handed_in(0, 0));
+        assert!(!may_be_handed_in(1, 0));
+        assert!(!may_be_handed_in(0, 1));
+    }
+
     #[tokio::test]
     async fn a_master_that_floods_takes_its_turn_behind_the_others() {
         let account = |id: u64| AccountId::new(id).unwrap();

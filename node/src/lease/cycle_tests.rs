@@ -361,3 +361,26 @@ proptest! {
         prop_assert_eq!(played, after);
     }
 }
+
+#[cfg(feature = "planted")]
+#[test]
+fn planted_a_term_counts_from_where_the_bug_says_and_the_confirmation_does_not() {
+    use schemas::planted::{self, Bug};
+    let deadline = |bug, begun: u64| {
+        planted::plant(bug);
+        planted::note_begun(s(begun));
+        let mut node = node_with(&[(1, 7, None)]);
+        let request = node.request(at(20));
+        let renewed =
+            CycleReply { renewed: vec![account(1)], owned: vec![owned(1, 7)], ..reply(at(20)) };
+        let outcome = node.confirm(&request, at(20), at(24), &renewed);
+        planted::plant(None);
+        assert_eq!(outcome.confirmation.started, at(20));
+        outcome.confirmation.accounts[&account(1)].term.map(LeaseTerm::deadline)
+    };
+    assert_eq!(deadline(None, 22), Some(at(65)));
+    assert_eq!(deadline(Some(Bug::P1), 22), Some(at(69)));
+    assert_eq!(deadline(Some(Bug::P2), 22), Some(at(67)));
+    // A note of another cycle, or of another node on this thread.
+    assert_eq!(deadline(Some(Bug::P2), 19), Some(at(65)));
+}
