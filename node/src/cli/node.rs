@@ -106,6 +106,7 @@ fn run_on(hot: &Runtime, slow: &Runtime, config: NodeConfig, node: NodeId) -> Re
             capacity: config.capacity,
             claim_rows_max: config.claim_batch,
             listen_url: Some(url.clone()),
+            proven_dead: Vec::new(),
         },
         store,
         gate.clone(),

@@ -13,10 +13,15 @@
 //! 3. An account that was handed in for release gets no permission again under that token.
 //! 4. Rows of an owner whose lease ran out are not claimed while the database's time is in doubt
 //!    (H12, H13); free rows always may be.
+//! 5. A server of a lower timeline than the highest one seen or heard of is no database: it was
+//!    demoted, and what it confirms holds nowhere else (H14).
+//! 6. Rows that were to be had and could not be claimed are asked for again soon, a few times; a
+//!    claim that brings nothing never makes the next one come at once.
 //!
 //! Not covered: a process that starts after the database stepped its clock has nothing to compare
 //! with, and claims what looks expired.
 
+use super::share::{Fleet, SHARE_GRACE};
 use super::term::{CycleNumber, LeaseTerm};
 use crate::clock::NodeTime;
 use crate::gate::{Confirmation, Confirmed};
@@ -38,6 +43,10 @@ const CYCLE_JITTER: f64 = 0.1;
 
 /// How long after the expiry of others a claim may be spread out.
 const EXPIRY_JITTER_MAX: Duration = Duration::from_millis(300);
+
+/// How often in a row rows that are to be had and were not got are asked for again after the short
+/// pause of a failed cycle: somebody writes under them, for a moment (M6).
+const FRUITLESS_MAX: u32 = 3;
 
 /// Accounts this node keeps away from at most; the oldest entries go first.
 const AVOIDED_MAX: usize = 1_000;
@@ -77,6 +86,10 @@ pub struct CycleRequest {
     pub platforms: Vec<String>,
     /// How long the rows shall belong to the node.
     pub lease: Duration,
+    /// Accounts this node would own at most, for the others to know; 0 while it lets go.
+    pub capacity: u32,
+    /// A server of a lower timeline is refused before it commits.
+    pub timeline_min: Option<u32>,
     /// Drained tenures to give back, by account.
     pub release: Vec<TenureKey>,
     /// Tenures to renew, by account.
@@ -96,6 +109,9 @@ pub struct ClaimRequest {
     pub expired: bool,
     /// Accounts this node keeps away from for a while.
     pub avoid: Vec<AccountId>,
+    /// Processes that are proven to be dead, see `predecessor.rs`: their rows may be taken although
+    /// their leases have not run out.
+    pub proven_dead: Vec<NodeId>,
 }
 
 /// A row that was claimed in this cycle.
@@ -103,7 +119,7 @@ pub struct ClaimRequest {
 pub struct ClaimedRow {
     /// The new tenure.
     pub tenure: TenureKey,
-    /// Whose lease had run out; absent for a row that was free.
+    /// Whose lease had run out, or who is proven dead; absent for a row that was free.
     pub previous_owner: Option<String>,
 }
 
@@ -142,6 +158,12 @@ pub struct CycleReply {
     pub next_expiry: Option<Duration>,
     /// Enabled accounts of these platforms that nobody owns, counted up to a bound.
     pub unowned: u32,
+    /// Enabled accounts whose owner's lease ran out and which nobody has claimed, up to a bound.
+    pub orphaned: u32,
+    /// For how long the one of all these has had no owner that waits longest.
+    pub unowned_for: Option<Duration>,
+    /// Who is there to take accounts, this node included.
+    pub fleet: Fleet,
     /// The database's time.
     pub database: DatabaseMark,
 }
@@ -160,6 +182,9 @@ pub struct Tenure {
     pub clean: bool,
     /// Whose lease had run out before this tenure.
     pub previous_owner: Option<String>,
+    /// True when it was taken over before the lease had run out, on the proof that its owner is
+    /// dead: no fence has passed since the owner's last order, so settling takes that much longer.
+    pub hastened: bool,
     /// The last confirmed term; absent until a renewal is confirmed.
     pub term: Option<LeaseTerm>,
 }
@@ -277,6 +302,11 @@ impl ClaimGuard {
     pub fn expired_may_be_claimed(&self, now: NodeTime) -> bool {
         now >= self.frozen_until
     }
+
+    /// Until when they are left alone; in the past where they are not.
+    pub fn frozen_until(&self) -> NodeTime {
+        self.frozen_until
+    }
 }
 
 fn micros(duration: Duration) -> i128 {
@@ -296,6 +326,13 @@ pub struct Holdings {
     avoided: BTreeMap<AccountId, NodeTime>,
     guard: ClaimGuard,
     number: CycleNumber,
+    proven_dead: Vec<NodeId>,
+    timeline_max: Option<u32>,
+    fleet: Fleet,
+    /// Since when this node leaves accounts to others because it has its share.
+    left_since: Option<NodeTime>,
+    /// Cycles in a row that wanted rows and got none.
+    fruitless: u32,
 }
 
 /// What a confirmed cycle comes to.
@@ -330,7 +367,8 @@ pub struct Wish {
     follow_up: bool,
     /// Something is left to do that needs others to let go first.
     retry: bool,
-    /// When a lease of others runs out that this node has room for.
+    /// When there may be something to take: a lease of others runs out, a freeze of claims ends,
+    /// or others have had the time to take what is above this node's share.
     expiry: Option<NodeTime>,
 }
 
@@ -375,7 +413,35 @@ impl Holdings {
             avoided: BTreeMap::new(),
             guard: ClaimGuard::default(),
             number: CycleNumber::NONE,
+            proven_dead: Vec::new(),
+            timeline_max: None,
+            fleet: Fleet::default(),
+            left_since: None,
+            fruitless: 0,
         }
+    }
+
+    /// Rows of these processes, which are proven to be dead, may be claimed at once.
+    pub fn set_proven_dead(&mut self, proven_dead: Vec<NodeId>) {
+        self.proven_dead = proven_dead;
+    }
+
+    /// Somebody saw a server of this timeline. True when it is higher than any before, so that
+    /// what the present server has confirmed may hold nowhere else.
+    pub fn note_timeline(&mut self, timeline: u32) -> bool {
+        let is_higher = self.timeline_max.is_some_and(|highest| timeline > highest);
+        self.timeline_max = self.timeline_max.max(Some(timeline));
+        is_higher
+    }
+
+    /// The highest timeline that was seen or heard of.
+    pub fn timeline_max(&self) -> Option<u32> {
+        self.timeline_max
+    }
+
+    /// The fleet as of the last cycle.
+    pub fn fleet(&self) -> Fleet {
+        self.fleet
     }
 
     /// The tenures this node owns and has not handed in.
@@ -434,19 +500,21 @@ impl Holdings {
     pub fn request(&mut self, started: NodeTime) -> CycleRequest {
         self.number = self.number.next();
         self.avoided.retain(|_, until| *until > started);
-        let owned = u32::try_from(self.held.len() + self.releasing.len()).unwrap_or(u32::MAX);
-        let rows_max = self.capacity.saturating_sub(owned).min(self.claim_rows_max);
+        let rows_max = self.room(started).min(self.claim_rows_max);
         let claim = (rows_max > 0).then(|| ClaimRequest {
             rows_max,
             capacity: self.capacity,
             expired: self.guard.expired_may_be_claimed(started),
             avoid: self.avoided.keys().copied().collect(),
+            proven_dead: self.proven_dead.clone(),
         });
         CycleRequest {
             number: self.number,
             node: self.node.clone(),
             platforms: self.platforms.clone(),
             lease: self.timing.lease,
+            capacity: self.capacity,
+            timeline_min: self.timeline_max,
             release: keys(self.releasing.iter().map(|(account, token)| (*account, *token))),
             renew: keys(self.held.iter().map(|(account, tenure)| (*account, tenure.token))),
             claim,
@@ -458,7 +526,20 @@ impl Holdings {
         let mut request = self.request(NodeTime::NEVER);
         request.renew.clear();
         request.claim = None;
+        request.capacity = 0;
         request
+    }
+
+    fn owned(&self) -> u32 {
+        u32::try_from(self.held.len() + self.releasing.len()).unwrap_or(u32::MAX)
+    }
+
+    /// How many more accounts this node would take now: up to its share, and up to its capacity
+    /// once the others have had the time to take what is above it.
+    fn room(&self, now: NodeTime) -> u32 {
+        let waited = self.left_since.is_some_and(|since| now.since(since) >= SHARE_GRACE);
+        let most = if waited { self.capacity } else { self.capacity.min(self.fleet.share()) };
+        most.saturating_sub(self.owned())
     }
 
     /// Takes over the answer to a committed cycle.
@@ -476,6 +557,10 @@ impl Holdings {
         let timing = self.timing;
         let doubt =
             self.guard.observe(reply.database, started, finished, timing.lease + timing.fence);
+        if let Some(timeline) = reply.database.timeline {
+            self.note_timeline(timeline);
+        }
+        self.fleet = reply.fleet;
         let margin = self.margin(started, &reply.renewed);
         let released = reply.released.len();
         for account in &reply.released {
@@ -512,13 +597,7 @@ impl Holdings {
         let steps = diff(&self.held, &after);
         self.held = after;
 
-        let owned_now = self.held.len() + self.releasing.len();
-        let has_room = owned_now < self.capacity as usize;
-        let may_claim_expired = self.guard.expired_may_be_claimed(finished);
-        let expiry = reply
-            .next_expiry
-            .filter(|_| has_room && may_claim_expired)
-            .map(|left| finished.plus(left));
+        let wish = self.wish(started, finished, reply, unconfirmed, claim_full, locked);
         let claimed_expired =
             reply.claimed.iter().filter(|row| row.previous_owner.is_some()).count();
         Outcome {
@@ -530,13 +609,44 @@ impl Holdings {
             locked,
             margin,
             doubt,
-            wish: Wish {
-                started,
-                finished,
-                follow_up: unconfirmed || (claim_full && has_room),
-                retry: locked > 0 || self.is_releasing(),
-                expiry,
-            },
+            wish,
+        }
+    }
+
+    fn wish(
+        &mut self,
+        started: NodeTime,
+        finished: NodeTime,
+        reply: &CycleReply,
+        unconfirmed: bool,
+        claim_full: bool,
+        locked: usize,
+    ) -> Wish {
+        let has_capacity = self.owned() < self.capacity;
+        let may_claim_expired = self.guard.expired_may_be_claimed(finished);
+        let to_be_had =
+            reply.unowned.saturating_add(if may_claim_expired { reply.orphaned } else { 0 });
+        let leaves = to_be_had > 0 && has_capacity && self.owned() >= self.fleet.share();
+        self.left_since = if leaves { self.left_since.or(Some(finished)) } else { None };
+        let grace_end = self.left_since.map(|since| since.plus(SHARE_GRACE));
+        let has_room = self.room(finished) > 0;
+        let got_none = reply.claimed.is_empty();
+        self.fruitless = if got_none && has_room && to_be_had > 0 { self.fruitless + 1 } else { 0 };
+        // What is frozen now is looked at when that ends; what has not run out yet, when it does.
+        let frozen = !may_claim_expired && reply.orphaned > 0;
+        let expiry = if frozen { Some(Duration::ZERO) } else { reply.next_expiry };
+        let expiry = expiry
+            .filter(|_| has_capacity)
+            .map(|left| finished.plus(left).max(self.guard.frozen_until()));
+        let soonest = [expiry, grace_end.filter(|end| *end > finished)].into_iter().flatten().min();
+        Wish {
+            started,
+            finished,
+            follow_up: unconfirmed || (claim_full && has_room),
+            retry: locked > 0
+                || self.is_releasing()
+                || (1..=FRUITLESS_MAX).contains(&self.fruitless),
+            expiry: soonest,
         }
     }
 
@@ -574,6 +684,13 @@ impl Holdings {
                     (Some(before), _) => before.previous_owner.clone(),
                     (None, Some(claim)) => claim.previous_owner.clone(),
                     (None, None) => None,
+                },
+                hastened: match (before, claim) {
+                    (Some(before), _) => before.hastened,
+                    (None, Some(claim)) => claim.previous_owner.as_deref().is_some_and(|owner| {
+                        self.proven_dead.iter().any(|dead| dead.as_str() == owner)
+                    }),
+                    (None, None) => !self.proven_dead.is_empty(),
                 },
                 term: if confirmed { Some(term) } else { before.and_then(|before| before.term) },
             };

@@ -47,6 +47,9 @@ fn reply(started: NodeTime) -> CycleReply {
         owned: Vec::new(),
         next_expiry: None,
         unowned: 0,
+        orphaned: 0,
+        unowned_for: None,
+        fleet: Fleet::default(),
         database: DatabaseMark {
             now: Micros(1_000_000).plus(started.since_start()),
             timeline: Some(1),
@@ -332,6 +335,7 @@ proptest! {
                 enabled: true,
                 clean: true,
                 previous_owner: None,
+                hastened: false,
                 term: None,
             })).collect()
         };

@@ -11,6 +11,7 @@
 use super::cycle::{
     ClaimRequest, ClaimedRow, CycleReply, CycleRequest, DatabaseMark, OwnedRow, TenureKey,
 };
+use super::share::{Fleet, GOOD_AFTER, claim_wait};
 use super::store::{LeaseError, OwnershipStore, TRANSACTION_AGE_MAX};
 use crate::clock::Clock;
 use crate::database::DatabaseError;
@@ -49,6 +50,21 @@ pub struct MemoryRow {
     pub lease_until: Option<Micros>,
     /// Fencing token.
     pub token: Token,
+    /// When the present tenure began.
+    pub tenure_since: Option<Micros>,
+    /// Tenures begun since the last one that went well.
+    pub starts: u32,
+    /// Since when nobody owns it, where nobody does.
+    pub free_since: Micros,
+}
+
+/// What a node said of itself in its last cycle.
+#[derive(Debug, Clone)]
+struct MemoryNode {
+    platforms: Vec<String>,
+    capacity: u32,
+    owned: u32,
+    alive_until: Micros,
 }
 
 /// The table that all nodes of a test share. Clones share one content.
@@ -63,6 +79,8 @@ pub struct MemoryTable {
 #[derive(Default)]
 struct Inner {
     rows: BTreeMap<AccountId, MemoryRow>,
+    nodes: BTreeMap<String, MemoryNode>,
+    timeline: u32,
     locked: BTreeSet<AccountId>,
     unreachable: bool,
 }
@@ -81,6 +99,7 @@ impl MemoryTable {
 
     /// Adds an account, or switches it on or off.
     pub fn set_account(&self, account: AccountId, platform: &str, enabled: bool) {
+        let now = self.now();
         let mut inner = self.inner.lock();
         let row = inner.rows.entry(account).or_insert_with(|| MemoryRow {
             platform: platform.to_owned(),
@@ -88,7 +107,13 @@ impl MemoryTable {
             node_id: None,
             lease_until: None,
             token: Token::MIN,
+            tenure_since: None,
+            starts: 0,
+            free_since: now,
         });
+        if enabled && !row.enabled && row.node_id.is_none() {
+            row.free_since = now;
+        }
         row.enabled = enabled;
     }
 
@@ -104,6 +129,21 @@ impl MemoryTable {
         }
     }
 
+    /// Lets the lease of a row end at this time.
+    pub fn set_lease_until(&self, account: AccountId, until: Micros) {
+        if let Some(row) = self.inner.lock().rows.get_mut(&account) {
+            row.lease_until = Some(until);
+        }
+    }
+
+    /// Lets a row have been begun so often, its present tenure at this time.
+    pub fn set_starts(&self, account: AccountId, starts: u32, tenure_since: Micros) {
+        if let Some(row) = self.inner.lock().rows.get_mut(&account) {
+            row.starts = starts;
+            row.tenure_since = Some(tenure_since);
+        }
+    }
+
     /// Locks a row, as an administrator's open transaction would, or frees it.
     pub fn set_locked(&self, account: AccountId, locked: bool) {
         let mut inner = self.inner.lock();
@@ -112,6 +152,11 @@ impl MemoryTable {
         } else {
             inner.locked.remove(&account);
         }
+    }
+
+    /// From now on the server answers under this timeline; 0, where it starts, stands for 1.
+    pub fn set_timeline(&self, timeline: u32) {
+        self.inner.lock().timeline = timeline;
     }
 
     /// Whether nodes get through.
@@ -163,17 +208,23 @@ impl MemoryOwnership {
         (self.hook)(Stage::Write);
         let transactions = Arc::clone(&self.table.transactions);
         let _one_at_a_time = transactions.lock();
-        let (before, locked) = {
+        let (before, mut nodes, locked, timeline) = {
             let inner = self.table.inner.lock();
-            (inner.rows.clone(), inner.locked.clone())
+            let timeline = inner.timeline.max(1);
+            (inner.rows.clone(), inner.nodes.clone(), inner.locked.clone(), timeline)
         };
+        if let Some(seen) = request.timeline_min.filter(|seen| timeline < *seen) {
+            return Err(LeaseError::OldTimeline { timeline, seen });
+        }
         let mut rows = before.clone();
         let mut work = Transaction {
             rows: &mut rows,
+            nodes: &mut nodes,
             locked: &locked,
             request,
             begun_at,
-            until: self.table.now().plus(request.lease),
+            written_at: self.table.now(),
+            timeline,
         };
         let reply = work.run();
         let age = self.table.now().since(begun_at);
@@ -182,6 +233,7 @@ impl MemoryOwnership {
         }
         (self.hook)(Stage::Commit);
         let mut inner = self.table.inner.lock();
+        inner.nodes = nodes;
         for (account, row) in rows.iter().filter(|(account, row)| before.get(account) != Some(row))
         {
             if let Some(present) = inner.rows.get_mut(account) {
@@ -206,10 +258,12 @@ impl OwnershipStore for MemoryOwnership {
 
 struct Transaction<'a> {
     rows: &'a mut BTreeMap<AccountId, MemoryRow>,
+    nodes: &'a mut BTreeMap<String, MemoryNode>,
     locked: &'a BTreeSet<AccountId>,
     request: &'a CycleRequest,
     begun_at: Micros,
-    until: Micros,
+    written_at: Micros,
+    timeline: u32,
 }
 
 impl Transaction<'_> {
@@ -219,7 +273,7 @@ impl Transaction<'_> {
         let claimed = self.claim();
         let mine = |row: &MemoryRow| row.node_id.as_deref() == Some(self.request.node.as_str());
         let served = |row: &MemoryRow| self.request.platforms.contains(&row.platform);
-        let owned = self
+        let owned: Vec<OwnedRow> = self
             .rows
             .iter()
             .filter(|(_, row)| mine(row) && served(row))
@@ -236,16 +290,63 @@ impl Transaction<'_> {
             .filter_map(|row| row.lease_until.filter(|until| *until >= self.begun_at))
             .min()
             .map(|until| until.since(self.begun_at));
-        let unowned =
-            self.rows.values().filter(|row| served(row) && row.enabled && row.node_id.is_none());
+        let enabled = || self.rows.values().filter(|row| served(row) && row.enabled);
+        let unowned: Vec<Micros> =
+            enabled().filter(|row| row.node_id.is_none()).map(|row| row.free_since).collect();
+        let orphaned: Vec<Micros> = enabled()
+            .filter(|row| row.node_id.is_some() && !mine(row) && self.has_run_out(row))
+            .map(|row| row.lease_until.unwrap_or(Micros(0)))
+            .collect();
+        let since = unowned.iter().chain(&orphaned).min().copied();
+        let count = |rows: &[Micros]| u32::try_from(rows.len()).unwrap_or(u32::MAX);
+        let (unowned, orphaned) = (count(&unowned), count(&orphaned));
+        let owned_count = u32::try_from(owned.len()).unwrap_or(u32::MAX);
+        let fleet = self.announce(owned_count, unowned.saturating_add(orphaned));
         CycleReply {
             released,
             renewed,
             claimed,
             owned,
             next_expiry,
-            unowned: u32::try_from(unowned.count()).unwrap_or(u32::MAX),
-            database: DatabaseMark { now: self.begun_at, timeline: Some(1) },
+            unowned,
+            orphaned,
+            unowned_for: since.map(|since| self.written_at.since(since)),
+            fleet,
+            database: DatabaseMark { now: self.begun_at, timeline: Some(self.timeline) },
+        }
+    }
+
+    fn until(&self) -> Micros {
+        self.written_at.plus(self.request.lease)
+    }
+
+    fn has_run_out(&self, row: &MemoryRow) -> bool {
+        row.lease_until.is_none_or(|until| until < self.begun_at)
+    }
+
+    /// Says that this node is alive, and looks who else is.
+    fn announce(&mut self, owned: u32, unowned: u32) -> Fleet {
+        let request = self.request;
+        let node = MemoryNode {
+            platforms: request.platforms.clone(),
+            capacity: request.capacity,
+            owned,
+            alive_until: self.until(),
+        };
+        self.nodes.insert(request.node.as_str().to_owned(), node);
+        let alive = || {
+            self.nodes.iter().filter(|(_, node)| {
+                node.capacity > 0
+                    && node.alive_until >= self.begun_at
+                    && node.platforms.iter().any(|word| request.platforms.contains(word))
+            })
+        };
+        let others = alive().filter(|(name, _)| name.as_str() != request.node.as_str());
+        let with_room = others.filter(|(_, node)| node.owned < node.capacity);
+        Fleet {
+            nodes: u32::try_from(alive().count()).unwrap_or(u32::MAX),
+            accounts: alive().map(|(_, node)| node.owned).sum::<u32>() + unowned,
+            lowest_peer: with_room.map(|(_, node)| node.owned).min(),
         }
     }
 
@@ -260,11 +361,13 @@ impl Transaction<'_> {
     }
 
     fn release(&mut self) -> Vec<AccountId> {
-        let mut released = Vec::new();
+        let (mut released, now) = (Vec::new(), self.written_at);
         for key in &self.request.release {
             if let Some(row) = self.mine(key) {
                 row.node_id = None;
                 row.lease_until = None;
+                row.starts = row.starts.saturating_sub(1);
+                row.free_since = now;
                 released.push(key.account);
             }
         }
@@ -272,11 +375,14 @@ impl Transaction<'_> {
     }
 
     fn renew(&mut self) -> Vec<AccountId> {
-        let until = self.until;
+        let (until, now) = (self.until(), self.written_at);
         let mut renewed = Vec::new();
         for key in &self.request.renew {
             if let Some(row) = self.mine(key) {
                 row.lease_until = Some(until);
+                if row.tenure_since.is_none_or(|since| now.since(since) > GOOD_AFTER) {
+                    row.starts = 0;
+                }
                 renewed.push(key.account);
             }
         }
@@ -288,33 +394,45 @@ impl Transaction<'_> {
         let node = self.request.node.as_str();
         let owned = self.rows.values().filter(|row| row.node_id.as_deref() == Some(node)).count();
         let room = (claim.capacity as usize).saturating_sub(owned).min(claim.rows_max as usize);
-        let free = self.claimable(claim, |row| row.node_id.is_none());
-        let expired = self.claimable(claim, |row| {
-            claim.expired
-                && row.node_id.as_deref().is_some_and(|owner| owner != node)
-                && row.lease_until.is_none_or(|until| until < self.begun_at)
+        let free = self.claimable(claim, |_, row| row.node_id.is_none());
+        let is_dead = |owner: &str| claim.proven_dead.iter().any(|dead| dead.as_str() == owner);
+        let expired = self.claimable(claim, |account, row| {
+            let Some(owner) = row.node_id.as_deref().filter(|owner| *owner != node) else {
+                return false;
+            };
+            let wait = claim_wait(row.starts, *account);
+            let has_run_out = row.lease_until.is_none_or(|until| until.plus(wait) < self.begun_at);
+            (is_dead(owner) && row.starts <= 1) || (claim.expired && has_run_out)
         });
         let picked: Vec<AccountId> = free.into_iter().chain(expired).take(room).collect();
+        let (until, now) = (self.until(), self.written_at);
         let mut claimed = Vec::new();
         for account in picked {
             let Some(row) = self.rows.get_mut(&account) else { continue };
             let token = Token::new(row.token.get() + 1).expect("a token does not reach 2^63");
             let previous_owner = row.node_id.replace(node.to_owned());
             row.token = token;
-            row.lease_until = Some(self.until);
+            row.lease_until = Some(until);
+            row.tenure_since = Some(now);
+            row.starts = row.starts.saturating_add(1);
             claimed.push(ClaimedRow { tenure: TenureKey { account, token }, previous_owner });
         }
         claimed
     }
 
-    fn claimable(&self, claim: &ClaimRequest, fits: impl Fn(&MemoryRow) -> bool) -> Vec<AccountId> {
+    fn claimable(
+        &self,
+        claim: &ClaimRequest,
+        fits: impl Fn(&AccountId, &MemoryRow) -> bool,
+    ) -> Vec<AccountId> {
         let open = |account: &AccountId, row: &MemoryRow| {
             row.enabled
                 && self.request.platforms.contains(&row.platform)
                 && !claim.avoid.contains(account)
                 && !self.locked.contains(account)
         };
-        let rows = self.rows.iter().filter(|(account, row)| open(account, row) && fits(row));
+        let rows =
+            self.rows.iter().filter(|(account, row)| open(account, row) && fits(account, row));
         rows.map(|(account, _)| *account).collect()
     }
 }

@@ -15,6 +15,7 @@
 //! |---|---|
 //! | `term` | until when a confirmation is trusted (pure) |
 //! | `cycle` | what to renew, claim, give back; what was lost and gained; when to try again (pure) |
+//! | `share` | how many accounts a node takes, and how long one is left alone after a crash (pure) |
 //! | `store` | the SQL, and which connections may be used again |
 //! | `memory` | the same without a server, for tests and simulation |
 //! | `task` | the loop on its own thread, runtime and connection |
@@ -38,6 +39,7 @@
 
 pub mod cycle;
 pub mod memory;
+pub mod share;
 pub mod store;
 pub mod task;
 pub mod term;

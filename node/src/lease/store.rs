@@ -26,11 +26,12 @@
 use super::cycle::{
     ClaimRequest, ClaimedRow, CycleReply, CycleRequest, DatabaseMark, OwnedRow, TenureKey,
 };
+use super::share::{Fleet, GOOD_AFTER};
 use crate::database::{self, DatabaseError};
-use schemas::{AccountId, IdError, Micros, Token};
+use schemas::{AccountId, IdError, Micros, NodeId, Token};
 use sqlx::postgres::types::PgInterval;
 use sqlx::postgres::{PgConnectOptions, PgConnection};
-use sqlx::{ConnectOptions, Connection};
+use sqlx::{ConnectOptions, Connection, Row as _};
 use std::future::Future;
 use std::time::Duration;
 
@@ -90,6 +91,15 @@ pub enum LeaseError {
     /// A row holds a value that is no id.
     #[error("an account row cannot be read")]
     BadRow(#[from] IdError),
+    /// The server has a lower timeline than one that was seen before: it was demoted, and what it
+    /// commits holds nowhere else (H14). Rolled back; the connection is closed.
+    #[error("the server is of timeline {timeline}, and {seen} was seen: it is not the primary")]
+    OldTimeline {
+        /// The server's.
+        timeline: u32,
+        /// The highest that was seen or heard of.
+        seen: u32,
+    },
     /// A connection pooler hands out server connections by transaction (B17): the lease needs a
     /// connection of its own. Give the node the database's own address.
     #[error("the database URL leads to a pooler in transaction mode")]
@@ -106,6 +116,7 @@ impl LeaseError {
             LeaseError::TransactionTooOld { .. } => "too_old",
             LeaseError::ClaimedTooMuch { .. } => "claimed_too_much",
             LeaseError::BadRow(_) => "bad_row",
+            LeaseError::OldTimeline { .. } => "old_timeline",
             LeaseError::Pooler => "pooler",
         }
     }
@@ -171,6 +182,11 @@ impl OwnershipStore for PostgresOwnership {
                 Some(session) => session,
                 None => open(&options, rule_pooler_out).await?,
             };
+            if let (Some(timeline), Some(seen)) = (session.timeline, request.timeline_min)
+                && timeline < seen
+            {
+                return Err(LeaseError::OldTimeline { timeline, seen });
+            }
             let reply = run(&mut session, request).await?;
             Ok::<_, LeaseError>((session, reply))
         };
@@ -239,6 +255,7 @@ async fn run(session: &mut Session, request: &CycleRequest) -> Result<CycleReply
         None => Vec::new(),
     };
     let owned = read_back(&mut transaction, request).await?;
+    announce(&mut transaction, request, owned.len()).await?;
     let summary = summarise(&mut transaction, request).await?;
     if summary.age > TRANSACTION_AGE_MAX {
         return Err(LeaseError::TransactionTooOld { age: summary.age });
@@ -251,6 +268,9 @@ async fn run(session: &mut Session, request: &CycleRequest) -> Result<CycleReply
         owned,
         next_expiry: summary.next_expiry,
         unowned: summary.unowned,
+        orphaned: summary.orphaned,
+        unowned_for: summary.unowned_for,
+        fleet: summary.fleet,
         database: DatabaseMark { now: summary.now, timeline: session.timeline },
     })
 }
@@ -265,7 +285,8 @@ with locked as materialized (
     for update of a skip locked
 )
 update trading_accounts a
-set node_id = null, lease_until = '-infinity'
+set node_id = null, lease_until = '-infinity', starts = greatest(a.starts - 1, 0),
+    free_since = clock_timestamp()
 from locked
 where a.id = locked.id
 returning a.id";
@@ -298,7 +319,8 @@ with locked as materialized (
     for no key update of a skip locked
 )
 update trading_accounts a
-set lease_until = clock_timestamp() + $4
+set lease_until = clock_timestamp() + $4,
+    starts = case when a.tenure_since < clock_timestamp() - $5 then 0 else a.starts end
 from locked
 where a.id = locked.id
 returning a.id";
@@ -316,6 +338,7 @@ async fn renew(
         .bind(tokens)
         .bind(request.node.as_str())
         .bind(interval(request.lease))
+        .bind(interval(GOOD_AFTER))
         .fetch_all(transaction)
         .await
         .map_err(failed("renew"))?;
@@ -351,7 +374,7 @@ with recursive room as materialized (
         where a.platform = o.platform and a.node_id = o.node_id
         limit 1
     ) probe
-    where $6 and o.node_id is not null and o.node_id <> $2 and probe.lease_until < now()
+    where o.node_id <> $2 and (($6 and probe.lease_until < now()) or o.node_id = any ($8))
 ), free as materialized (
     select r.id, null::text as previous_owner
     from unnest($1::text[]) as p (platform), lateral (
@@ -366,7 +389,9 @@ with recursive room as materialized (
     from dead d, lateral (
         select a.id from trading_accounts a
         where a.platform = d.platform and a.node_id = d.node_id
-          and a.enabled and a.lease_until < now() and a.id <> all ($7)
+          and a.enabled and a.id <> all ($7)
+          and (($6 and a.lease_until + lockstep_claim_wait(a.starts, a.id) < now())
+               or (a.node_id = any ($8) and a.starts <= 1))
         limit (select rows_max from room)
         for update skip locked
     ) r
@@ -377,7 +402,8 @@ with recursive room as materialized (
     limit (select rows_max from room)
 )
 update trading_accounts a
-set node_id = $2, lease_token = a.lease_token + 1, lease_until = clock_timestamp() + $3
+set node_id = $2, lease_token = a.lease_token + 1, lease_until = clock_timestamp() + $3,
+    tenure_since = clock_timestamp(), starts = a.starts + 1
 from picked
 where a.id = picked.id
 returning a.id, a.lease_token, picked.previous_owner";
@@ -387,6 +413,7 @@ async fn claim_rows(
     request: &CycleRequest,
     claim: &ClaimRequest,
 ) -> Result<Vec<ClaimedRow>, LeaseError> {
+    let dead: Vec<&str> = claim.proven_dead.iter().map(NodeId::as_str).collect();
     let avoid: Vec<i64> = claim.avoid.iter().map(|account| account.as_i64()).collect();
     let rows: Vec<(i64, i64, Option<String>)> = sqlx::query_as(CLAIM)
         .bind(&request.platforms)
@@ -396,6 +423,7 @@ async fn claim_rows(
         .bind(i64::from(claim.capacity))
         .bind(claim.expired)
         .bind(avoid)
+        .bind(dead)
         .fetch_all(transaction)
         .await
         .map_err(failed("claim"))?;
@@ -430,11 +458,47 @@ async fn read_back(
         .collect()
 }
 
+/// One row per process; those of processes that are long gone go with it.
+const ANNOUNCE: &str = "
+with gone as (
+    delete from lease_nodes
+    where node_id in (
+        select n.node_id from lease_nodes n
+        where n.alive_until < now() - interval '1 hour' and n.node_id <> $1
+        for update skip locked
+    )
+)
+insert into lease_nodes (node_id, platforms, capacity, owned, alive_until)
+values ($1, $2, $3, $4, clock_timestamp() + $5)
+on conflict (node_id) do update
+set platforms = excluded.platforms, capacity = excluded.capacity, owned = excluded.owned,
+    alive_until = excluded.alive_until";
+
+async fn announce(
+    transaction: &mut PgConnection,
+    request: &CycleRequest,
+    owned: usize,
+) -> Result<(), LeaseError> {
+    sqlx::query(ANNOUNCE)
+        .bind(request.node.as_str())
+        .bind(&request.platforms)
+        .bind(i32::try_from(request.capacity).unwrap_or(i32::MAX))
+        .bind(i32::try_from(owned).unwrap_or(i32::MAX))
+        .bind(interval(request.lease))
+        .execute(transaction)
+        .await
+        .map_err(failed("announce"))?;
+    Ok(())
+}
+
 struct Summary {
     age: Duration,
     now: Micros,
     next_expiry: Option<Duration>,
     unowned: u32,
+    orphaned: u32,
+    unowned_for: Option<Duration>,
+    fleet: Fleet,
 }
 
 /// Microseconds are counted in the database: a floating number of seconds would lose them.
@@ -452,49 +516,83 @@ with recursive owners (platform, node_id) as (
     )
     from owners o
     where o.node_id is not null
-), next_expiry as (
-    select min(probe.lease_until) as at
+), probes as materialized (
+    select o.platform, o.node_id, probe.lease_until
     from owners o, lateral (
         select a.lease_until from trading_accounts a
         where a.platform = o.platform and a.node_id = o.node_id
         limit 1
     ) probe
-    where o.node_id is not null and o.node_id <> $2 and probe.lease_until >= now()
+    where o.node_id <> $2
+), next_expiry as (
+    select min(lease_until) as at from probes where lease_until >= now()
 ), unowned as (
-    select count(*) as rows
+    select count(*) as rows, min(since) as since
     from (
-        select 1 from trading_accounts a
+        select a.free_since as since from trading_accounts a
         where a.platform = any ($1) and a.enabled and a.node_id is null
         limit $3
     ) some_rows
+), orphaned as (
+    select count(*) as rows, min(since) as since
+    from (
+        select of_dead.since
+        from probes p, lateral (
+            select a.lease_until as since from trading_accounts a
+            where a.platform = p.platform and a.node_id = p.node_id
+              and a.enabled and a.lease_until < now()
+            limit $3
+        ) of_dead
+        where p.lease_until < now()
+        limit $3
+    ) some_rows
+), fleet as (
+    select count(*) as nodes, coalesce(sum(n.owned), 0)::bigint as accounts,
+        min(n.owned) filter (where n.node_id <> $2 and n.owned < n.capacity) as lowest_peer
+    from lease_nodes n
+    where n.platforms && $1 and n.capacity > 0 and n.alive_until >= now()
 )
 select
-    (extract(epoch from clock_timestamp() - transaction_timestamp()) * 1000000)::bigint,
-    (extract(epoch from transaction_timestamp()) * 1000000)::bigint,
-    (extract(epoch from next_expiry.at - clock_timestamp()) * 1000000)::bigint,
-    unowned.rows
-from next_expiry, unowned";
+    (extract(epoch from clock_timestamp() - transaction_timestamp()) * 1000000)::bigint as age_us,
+    (extract(epoch from transaction_timestamp()) * 1000000)::bigint as now_us,
+    (extract(epoch from next_expiry.at - clock_timestamp()) * 1000000)::bigint as next_expiry_us,
+    unowned.rows as unowned, orphaned.rows as orphaned,
+    (extract(epoch from clock_timestamp() - nullif(least(unowned.since, orphaned.since), '-infinity'))
+        * 1000000)::bigint as unowned_us,
+    fleet.nodes, fleet.accounts, fleet.lowest_peer
+from next_expiry, unowned, orphaned, fleet";
 
 async fn summarise(
     transaction: &mut PgConnection,
     request: &CycleRequest,
 ) -> Result<Summary, LeaseError> {
-    let (age_us, now_us, next_expiry_us, unowned): (i64, i64, Option<i64>, i64) =
-        sqlx::query_as(SUMMARY)
-            .bind(&request.platforms)
-            .bind(request.node.as_str())
-            .bind(UNOWNED_COUNT_MAX)
-            .fetch_one(transaction)
-            .await
-            .map_err(failed("summary"))?;
+    let row = sqlx::query(SUMMARY)
+        .bind(&request.platforms)
+        .bind(request.node.as_str())
+        .bind(UNOWNED_COUNT_MAX)
+        .fetch_one(transaction)
+        .await
+        .map_err(failed("summary"))?;
+    let number = |column: &str| row.try_get::<i64, _>(column).map_err(failed("summary"));
+    let maybe = |column: &str| row.try_get::<Option<i64>, _>(column).map_err(failed("summary"));
+    let count = |number: i64| u32::try_from(number).unwrap_or(u32::MAX);
     // A clock that went back within the transaction shows as a negative age; that is no age at
     // all, and the next cycle notices the step.
     let positive = |us: i64| Duration::from_micros(u64::try_from(us).unwrap_or(0));
+    let (unowned, orphaned) = (count(number("unowned")?), count(number("orphaned")?));
+    let lowest_peer: Option<i32> = row.try_get("lowest_peer").map_err(failed("summary"))?;
     Ok(Summary {
-        age: positive(age_us),
-        now: Micros(now_us),
-        next_expiry: next_expiry_us.map(positive),
-        unowned: u32::try_from(unowned).unwrap_or(u32::MAX),
+        age: positive(number("age_us")?),
+        now: Micros(number("now_us")?),
+        next_expiry: maybe("next_expiry_us")?.map(positive),
+        unowned,
+        orphaned,
+        unowned_for: maybe("unowned_us")?.map(positive),
+        fleet: Fleet {
+            nodes: count(number("nodes")?),
+            accounts: count(number("accounts")?).saturating_add(unowned).saturating_add(orphaned),
+            lowest_peer: lowest_peer.map(|owned| u32::try_from(owned).unwrap_or(0)),
+        },
     })
 }
 

@@ -63,6 +63,8 @@ pub struct LeaseSettings {
     pub claim_rows_max: u32,
     /// Where to listen for free accounts; without it only the regular cycles claim.
     pub listen_url: Option<String>,
+    /// Owners whose process is proven to be gone, see `predecessor.rs`.
+    pub proven_dead: Vec<NodeId>,
 }
 
 /// What the node owns, as of the last cycle.
@@ -224,13 +226,14 @@ pub struct LeaseKeeper<S> {
 impl<S: OwnershipStore> LeaseKeeper<S> {
     /// A keeper that owns nothing; its first cycle is due at once.
     pub fn new(settings: &LeaseSettings, store: S, gate: Gate, clock: NodeClock) -> Self {
-        let holdings = Holdings::new(
+        let mut holdings = Holdings::new(
             settings.node.clone(),
             settings.platforms.clone(),
             settings.timing,
             settings.capacity,
             settings.claim_rows_max,
         );
+        holdings.set_proven_dead(settings.proven_dead.clone());
         let due = clock.now();
         let state = watch::Sender::new(Arc::new(LeaseState::default()));
         Self { holdings, store, gate, clock, state, due, finished: NodeTime::START }

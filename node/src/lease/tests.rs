@@ -1,16 +1,18 @@
 //! The suite that both stores pass, what only a real Postgres can show, and the safety property.
 
+mod expiry;
 mod postgres;
 mod suite;
 mod trust;
 
 use super::cycle::{ClaimRequest, CycleRequest, LeaseTiming, TenureKey};
 use super::memory::{MemoryOwnership, MemoryTable};
+use super::share::{Fleet, claim_wait};
 use super::store::{OwnershipStore, PostgresOwnership};
 use super::term::CycleNumber;
-use crate::clock::SystemClock;
+use crate::clock::{Clock as _, SystemClock};
 use crate::database;
-use schemas::{AccountId, NodeId, Token};
+use schemas::{AccountId, Micros, NodeId, Token};
 use sqlx::postgres::{PgConnection, PgPool};
 use sqlx::{Connection, Executor};
 use std::collections::BTreeMap;
@@ -51,6 +53,8 @@ fn cycle_of(name: &str) -> CycleRequest {
         node: node(name),
         platforms: vec!["paper".into()],
         lease: TIMING.lease,
+        capacity: 1_000,
+        timeline_min: None,
         release: Vec::new(),
         renew: Vec::new(),
         claim: None,
@@ -58,7 +62,13 @@ fn cycle_of(name: &str) -> CycleRequest {
 }
 
 fn claim(rows_max: u32) -> Option<ClaimRequest> {
-    Some(ClaimRequest { rows_max, capacity: 1_000, expired: true, avoid: Vec::new() })
+    Some(ClaimRequest {
+        rows_max,
+        capacity: 1_000,
+        expired: true,
+        avoid: Vec::new(),
+        proven_dead: Vec::new(),
+    })
 }
 
 fn claiming(name: &str, rows_max: u32) -> CycleRequest {
@@ -87,7 +97,13 @@ trait World: Send + Sync {
     fn store(&self) -> Self::Store;
     async fn set_account(&self, id: u64, platform: &str, enabled: bool);
     async fn expire(&self, id: u64);
+    /// Lets the lease of a row have run out a moment ago.
+    async fn expire_just_now(&self, id: u64);
     async fn row(&self, id: u64) -> Row;
+    /// Lets a row have been begun so often, its present tenure so long ago.
+    async fn set_starts(&self, id: u64, starts: u32, began_ago: Duration);
+    /// How often a row was begun since its last good tenure.
+    async fn starts(&self, id: u64) -> u32;
     /// Runs `work` while somebody else holds a lock on the row.
     async fn while_locked<T>(&self, id: u64, work: impl Future<Output = T>) -> T;
 }
@@ -115,9 +131,24 @@ impl World for MemoryWorld {
         self.table.expire(account(id));
     }
 
+    async fn expire_just_now(&self, id: u64) {
+        let now = i64::try_from(SystemClock.read().wall.as_micros()).unwrap();
+        self.table.set_lease_until(account(id), Micros(now - 1_000));
+    }
+
     async fn row(&self, id: u64) -> Row {
         let row = self.table.row(account(id)).unwrap();
         Row { node_id: row.node_id, token: row.token }
+    }
+
+    async fn set_starts(&self, id: u64, starts: u32, began_ago: Duration) {
+        let now = Micros(i64::try_from(SystemClock.read().wall.as_micros()).unwrap());
+        let began = Micros(now.0 - i64::try_from(began_ago.as_micros()).unwrap());
+        self.table.set_starts(account(id), starts, began);
+    }
+
+    async fn starts(&self, id: u64) -> u32 {
+        self.table.row(account(id)).unwrap().starts
     }
 
     async fn while_locked<T>(&self, id: u64, work: impl Future<Output = T>) -> T {
@@ -166,6 +197,17 @@ impl World for PostgresWorld {
             .unwrap();
     }
 
+    async fn expire_just_now(&self, id: u64) {
+        sqlx::query(
+            "update trading_accounts set lease_until = clock_timestamp() - interval '1 ms'
+             where id = $1",
+        )
+        .bind(account(id).as_i64())
+        .execute(&self.admin)
+        .await
+        .unwrap();
+    }
+
     async fn row(&self, id: u64) -> Row {
         let (node_id, token): (Option<String>, i64) =
             sqlx::query_as("select node_id, lease_token from trading_accounts where id = $1")
@@ -174,6 +216,29 @@ impl World for PostgresWorld {
                 .await
                 .unwrap();
         Row { node_id, token: Token::from_i64(token).unwrap() }
+    }
+
+    async fn set_starts(&self, id: u64, starts: u32, began_ago: Duration) {
+        sqlx::query(
+            "update trading_accounts
+             set starts = $2, tenure_since = clock_timestamp() - $3 * interval '1 ms'
+             where id = $1",
+        )
+        .bind(account(id).as_i64())
+        .bind(starts as i32)
+        .bind(began_ago.as_millis() as i64)
+        .execute(&self.admin)
+        .await
+        .unwrap();
+    }
+
+    async fn starts(&self, id: u64) -> u32 {
+        let starts: i32 = sqlx::query_scalar("select starts from trading_accounts where id = $1")
+            .bind(account(id).as_i64())
+            .fetch_one(&self.admin)
+            .await
+            .unwrap();
+        starts as u32
     }
 
     async fn while_locked<T>(&self, id: u64, work: impl Future<Output = T>) -> T {

@@ -38,6 +38,7 @@ impl Node {
             capacity,
             claim_rows_max: 50,
             listen_url: Some(url.to_owned()),
+            proven_dead: Vec::new(),
         };
         let store = PostgresOwnership::new(url, timing.query_limit).unwrap();
         let lease = start(settings, store, gate.clone(), clock.clone()).unwrap();
@@ -71,9 +72,10 @@ async fn two_nodes_racing_for_two_hundred_accounts_never_share_one() {
         // Every other round the accounts are those of a dead node instead of free ones.
         world
             .run(if round % 2 == 0 {
-                "update trading_accounts set node_id = null, lease_until = '-infinity'"
+                "update trading_accounts set node_id = null, lease_until = '-infinity', starts = 0"
             } else {
-                "update trading_accounts set node_id = 'dead', lease_until = now() - interval '1 s'"
+                "update trading_accounts set node_id = 'dead', lease_until = now() - interval '1 s',
+                 starts = 0"
             })
             .await;
         let barrier = Arc::new(Barrier::new(2));
@@ -141,6 +143,25 @@ async fn row_whose_owners_writer_is_at_work_is_renewed_but_not_claimed_and_not_r
     assert_eq!(world.store().cycle(&claiming("b", 5)).await.unwrap().claimed, []);
     batch.commit().await.unwrap();
     assert_eq!(world.store().cycle(&claiming("b", 5)).await.unwrap().claimed.len(), 1);
+}
+
+#[tokio::test]
+async fn wait_after_bad_starts_is_the_same_in_the_database_and_in_the_node() {
+    let world = PostgresWorld::new().await;
+    for id in [1u64, 2, 77, 1_000_003, 123_456_789_012] {
+        for starts in 0..20u32 {
+            let there: i64 = sqlx::query_scalar(
+                "select (extract(epoch from lockstep_claim_wait($1, $2)) * 1000000)::bigint",
+            )
+            .bind(starts as i32)
+            .bind(id as i64)
+            .fetch_one(&world.admin)
+            .await
+            .unwrap();
+            let here = claim_wait(starts, account(id)).as_micros() as i64;
+            assert_eq!(here, there, "{starts} starts of account {id}");
+        }
+    }
 }
 
 #[tokio::test]
@@ -313,6 +334,7 @@ async fn claim_that_finds_nothing_reads_no_table_from_end_to_end() {
         .bind(2_000i64)
         .bind(true)
         .bind(Vec::<i64>::new())
+        .bind(Vec::<String>::new())
         .fetch_all(&mut connection)
         .await
         .unwrap()

@@ -34,6 +34,13 @@ for_both_stores! {
     accounts_of_other_platforms_are_not_touched
     account_that_the_node_keeps_away_from_is_not_claimed
     next_expiry_is_that_of_the_others
+    row_of_a_process_that_is_proven_dead_is_claimed_before_its_lease_runs_out
+    row_of_another_process_than_the_proven_one_waits_for_its_lease
+    account_that_ended_two_owners_in_a_row_is_left_alone_for_a_while_by_everybody
+    five_good_minutes_and_an_orderly_release_take_the_suspicion_back
+    server_of_a_lower_timeline_than_one_seen_before_renews_nothing
+    fleet_is_everybody_alive_who_takes_accounts
+    accounts_without_an_owner_are_counted_with_the_longest_wait
 }
 
 async fn free_accounts_are_claimed_up_to_the_limit(world: impl World) {
@@ -249,4 +256,130 @@ async fn next_expiry_is_that_of_the_others(world: impl World) {
     world.expire(1).await;
     let reply = world.store().cycle(&cycle_of("b")).await.unwrap();
     assert_eq!(reply.next_expiry, None);
+}
+
+async fn row_of_a_process_that_is_proven_dead_is_claimed_before_its_lease_runs_out(
+    world: impl World,
+) {
+    world.set_account(1, "paper", true).await;
+    world.store().cycle(&claiming("a-1", 5)).await.unwrap();
+    let mut request = claiming("a-2", 5);
+    let claim = request.claim.as_mut().unwrap();
+    claim.proven_dead = vec![node("a-1")];
+    // The proof does not rest on anybody's clock.
+    claim.expired = false;
+    let reply = world.store().cycle(&request).await.unwrap();
+    assert_eq!(reply.claimed.len(), 1);
+    assert_eq!(reply.claimed[0].tenure, key(1, 2));
+    assert_eq!(reply.claimed[0].previous_owner.as_deref(), Some("a-1"));
+}
+
+async fn row_of_another_process_than_the_proven_one_waits_for_its_lease(world: impl World) {
+    for id in 1..=2 {
+        world.set_account(id, "paper", true).await;
+    }
+    world.store().cycle(&claiming("a-1", 1)).await.unwrap();
+    // A process with the same host name, and one whose name begins alike.
+    world.store().cycle(&claiming("a-10", 1)).await.unwrap();
+    let mut request = claiming("a-3", 5);
+    request.claim.as_mut().unwrap().proven_dead = vec![node("a-1"), node("a-2")];
+    let reply = world.store().cycle(&request).await.unwrap();
+    assert_eq!(reply.claimed.iter().map(|row| row.tenure).collect::<Vec<_>>(), [key(1, 2)]);
+    assert_eq!(world.row(2).await.node_id.as_deref(), Some("a-10"));
+}
+
+async fn account_that_ended_two_owners_in_a_row_is_left_alone_for_a_while_by_everybody(
+    world: impl World,
+) {
+    world.set_account(1, "paper", true).await;
+    world.store().cycle(&claiming("a", 5)).await.unwrap();
+    world.expire(1).await;
+    assert_eq!(world.store().cycle(&claiming("b", 5)).await.unwrap().claimed.len(), 1);
+    assert_eq!(world.starts(1).await, 2);
+    world.expire_just_now(1).await;
+    let mut request = claiming("c", 5);
+    assert_eq!(world.store().cycle(&request).await.unwrap().claimed, []);
+    // Nor does a process take it that could prove the last owner dead.
+    request.claim.as_mut().unwrap().proven_dead = vec![node("b")];
+    assert_eq!(world.store().cycle(&request).await.unwrap().claimed, []);
+    world.expire(1).await;
+    assert_eq!(world.store().cycle(&claiming("c", 5)).await.unwrap().claimed.len(), 1);
+    assert_eq!(world.starts(1).await, 3);
+}
+
+async fn five_good_minutes_and_an_orderly_release_take_the_suspicion_back(world: impl World) {
+    world.set_account(1, "paper", true).await;
+    let mut store = world.store();
+    store.cycle(&claiming("a", 5)).await.unwrap();
+    let renewal = renewing("a", &[key(1, 1)]);
+    world.set_starts(1, 3, Duration::from_secs(290)).await;
+    store.cycle(&renewal).await.unwrap();
+    assert_eq!(world.starts(1).await, 3);
+    world.set_starts(1, 3, Duration::from_secs(310)).await;
+    store.cycle(&renewal).await.unwrap();
+    assert_eq!(world.starts(1).await, 0);
+    // An owner that gives back was not ended by the account.
+    world.set_starts(1, 3, Duration::ZERO).await;
+    store.cycle(&releasing("a", &[key(1, 1)])).await.unwrap();
+    assert_eq!(world.starts(1).await, 2);
+}
+
+async fn server_of_a_lower_timeline_than_one_seen_before_renews_nothing(world: impl World) {
+    world.set_account(1, "paper", true).await;
+    let mut store = world.store();
+    let reply = store.cycle(&claiming("a", 5)).await.unwrap();
+    let seen = reply.database.timeline.unwrap();
+    let mut request = renewing("a", &[key(1, 1)]);
+    request.timeline_min = Some(seen);
+    assert_eq!(store.cycle(&request).await.unwrap().renewed.len(), 1);
+    world.expire(1).await;
+    request.timeline_min = Some(seen + 1);
+    let error = store.cycle(&request).await.unwrap_err();
+    assert_eq!(error.as_str(), "old_timeline");
+    // Nothing was made longer: somebody else may take it.
+    assert_eq!(world.store().cycle(&claiming("b", 5)).await.unwrap().claimed.len(), 1);
+}
+
+async fn fleet_is_everybody_alive_who_takes_accounts(world: impl World) {
+    for id in 1..=5 {
+        world.set_account(id, "paper", true).await;
+    }
+    let reply = world.store().cycle(&claiming("a", 3)).await.unwrap();
+    assert_eq!(reply.fleet, Fleet { nodes: 1, accounts: 5, lowest_peer: None });
+    let mut full = claiming("b", 1);
+    full.capacity = 1;
+    let reply = world.store().cycle(&full).await.unwrap();
+    assert_eq!(reply.fleet, Fleet { nodes: 2, accounts: 5, lowest_peer: Some(3) });
+    // b has no room, c serves something else, d lets go, e is dead.
+    let mut elsewhere = claiming("c", 5);
+    elsewhere.platforms = vec!["mt5".into()];
+    world.store().cycle(&elsewhere).await.unwrap();
+    let mut ending = cycle_of("d");
+    ending.capacity = 0;
+    world.store().cycle(&ending).await.unwrap();
+    let mut dead = cycle_of("e");
+    dead.lease = Duration::ZERO;
+    world.store().cycle(&dead).await.unwrap();
+    let reply = world.store().cycle(&cycle_of("a")).await.unwrap();
+    assert_eq!(reply.fleet, Fleet { nodes: 2, accounts: 5, lowest_peer: None });
+}
+
+async fn accounts_without_an_owner_are_counted_with_the_longest_wait(world: impl World) {
+    let reply = world.store().cycle(&cycle_of("b")).await.unwrap();
+    assert_eq!((reply.unowned, reply.orphaned, reply.unowned_for), (0, 0, None));
+    for id in 1..=3 {
+        world.set_account(id, "paper", true).await;
+    }
+    // Switched off, it waits for nobody.
+    world.set_account(3, "paper", false).await;
+    let reply = world.store().cycle(&cycle_of("b")).await.unwrap();
+    assert_eq!((reply.unowned, reply.orphaned), (2, 0));
+    assert!(reply.unowned_for.unwrap() < Duration::from_secs(60), "{:?}", reply.unowned_for);
+    world.store().cycle(&claiming("a", 1)).await.unwrap();
+    world.expire_just_now(1).await;
+    let reply = world.store().cycle(&cycle_of("b")).await.unwrap();
+    assert_eq!((reply.unowned, reply.orphaned), (1, 1));
+    world.store().cycle(&claiming("b", 5)).await.unwrap();
+    let reply = world.store().cycle(&cycle_of("b")).await.unwrap();
+    assert_eq!((reply.unowned, reply.orphaned, reply.unowned_for), (0, 0, None));
 }

@@ -121,6 +121,7 @@ fn play(acts: Vec<Act>) {
                 capacity: 10,
                 claim_rows_max: 10,
                 listen_url: None,
+                proven_dead: Vec::new(),
             };
             LeaseKeeper::new(&settings, store, gates[n].clone(), clocks[n].clone())
         })
@@ -185,6 +186,7 @@ async fn node_that_stood_still_sends_nothing_until_a_later_renewal_is_confirmed(
         capacity: 10,
         claim_rows_max: 10,
         listen_url: None,
+        proven_dead: Vec::new(),
     };
     let store = MemoryOwnership::new(table.clone(), TIMING.query_limit);
     let lease = start(settings, store, gate.clone(), clock.clone()).unwrap();

@@ -1,0 +1,77 @@
+//! Who should take how many accounts, and how soon after a crash. Pure.
+//!
+//! Decides: how many accounts a node claims while others could; which waiting account is left
+//! alone for a while; whether a node should give one away.
+//! In: what the last cycle read of the fleet, settings. Out: numbers and waits.
+//!
+//! Invariants:
+//! 1. A share only delays: what is left after [`SHARE_GRACE`] is claimed by whoever has room, so
+//!    that no account stays without an owner for the sake of balance (H22).
+//! 2. A node gives away only what is above its share, and only to a node that is below its own;
+//!    so every move makes the fleet more even, and no account goes back and forth.
+//! 3. An account that was begun again and again without five good minutes waits longer each time,
+//!    by its own length, so that the one that kills its owners is soon alone in a claim (H19).
+//!
+//! Not covered: nodes of different strength; capacity is a limit and not a weight.
+
+use schemas::AccountId;
+use std::time::Duration;
+
+/// How long a node that has its share leaves accounts to others before it takes them after all.
+pub const SHARE_GRACE: Duration = Duration::from_secs(2);
+
+/// So long a tenure must have lasted to count as one that went well (H19).
+pub const GOOD_AFTER: Duration = Duration::from_secs(300);
+
+/// Wait after a second tenure that did not go well; doubles with each further one.
+pub const CLAIM_WAIT_FIRST: Duration = Duration::from_secs(30);
+
+/// The longest such wait, before it is spread.
+pub const CLAIM_WAIT_MAX: Duration = Duration::from_secs(900);
+
+/// The nodes that are alive and take accounts, as of the last cycle.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct Fleet {
+    /// How many, this one included; 0 before the first cycle.
+    pub nodes: u32,
+    /// Enabled accounts: owned by these nodes, or by nobody (counted up to a bound).
+    pub accounts: u32,
+    /// What the least loaded other node with room owns; absent when no other has room.
+    pub lowest_peer: Option<u32>,
+}
+
+impl Fleet {
+    /// How many accounts a node claims while others could; no limit for a node that is alone.
+    ///
+    /// Shape: counts in, a count out. An even part, rounded up, and a tenth more, at least one:
+    /// without it a node that restarts would have to give everything back.
+    pub fn share(&self) -> u32 {
+        if self.nodes <= 1 {
+            return u32::MAX;
+        }
+        let even = self.accounts.div_ceil(self.nodes);
+        even.saturating_add(even.div_ceil(10).max(1))
+    }
+
+    /// Whether a node that owns so many should give one away.
+    pub fn is_above_share(&self, owned: u32) -> bool {
+        let even = self.accounts.div_ceil(self.nodes.max(1));
+        owned > self.share() && self.lowest_peer.is_some_and(|lowest| lowest < even)
+    }
+}
+
+/// How long after the end of its lease an account is left alone that was begun `starts` times
+/// without a tenure that went well. Kept equal to `lockstep_claim_wait` in the database.
+///
+/// Units: at `starts` 0 and 1 nothing: one owner that vanished says nothing about the account.
+/// From then on 30 s, doubled each time up to 15 min, times 0.5 to 1.5 by the account's number.
+pub fn claim_wait(starts: u32, account: AccountId) -> Duration {
+    let Some(doublings) = starts.checked_sub(2) else { return Duration::ZERO };
+    let wait = CLAIM_WAIT_FIRST.saturating_mul(1 << doublings.min(10)).min(CLAIM_WAIT_MAX);
+    let spread = (account.get() % 1_000_003 * 7_919 % 1_000) as u32;
+    wait * (500 + spread) / 1_000
+}
+
+#[cfg(test)]
+#[path = "share_tests.rs"]
+mod tests;
