@@ -19,6 +19,7 @@ use schemas::NodeId;
 use std::collections::BTreeMap;
 use std::fmt;
 use std::net::SocketAddr;
+use std::path::PathBuf;
 use std::time::Duration;
 
 /// Every variable of this program begins with this.
@@ -53,6 +54,7 @@ const fn setting(
 const DATABASE_URL: &str = "LOCKSTEP_DATABASE_URL";
 const NATS_URLS: &str = "LOCKSTEP_NATS_URLS";
 const NODE_NAME: &str = "LOCKSTEP_NODE_NAME";
+const STATE_FOLDER: &str = "LOCKSTEP_STATE_FOLDER";
 const PLATFORMS: &str = "LOCKSTEP_PLATFORMS";
 const CAPACITY: &str = "LOCKSTEP_CAPACITY";
 const CLAIM_BATCH: &str = "LOCKSTEP_CLAIM_BATCH";
@@ -89,6 +91,13 @@ pub const SETTINGS: &[Setting] = &[
         Some(""),
         "name of the node in rows and logs; empty means first platform and host name. A random \
          part is added at every start, so that two nodes of one name stay two owners",
+    ),
+    setting(
+        STATE_FOLDER,
+        Some(""),
+        "folder on a local disk for the lock file by which a node that was started again proves that \
+         the one before it is dead, and takes its accounts at once; empty means that it waits for \
+         the leases to run out",
     ),
     setting(
         PLATFORMS,
@@ -268,6 +277,8 @@ pub struct NodeConfig {
     pub nats_urls: Vec<SecretUrl>,
     /// `LOCKSTEP_NODE_NAME`, or first platform and host name.
     pub node_name: String,
+    /// `LOCKSTEP_STATE_FOLDER`, if there is one.
+    pub state_folder: Option<PathBuf>,
     /// `LOCKSTEP_PLATFORMS`
     pub platforms: Vec<String>,
     /// `LOCKSTEP_CAPACITY`
@@ -319,6 +330,7 @@ impl NodeConfig {
             database_url: reader.database_url(),
             nats_urls: reader.nats_urls(),
             node_name: reader.node_name(&platforms),
+            state_folder: reader.folder(STATE_FOLDER),
             platforms,
             capacity: reader.number(CAPACITY, 1, 10_000),
             claim_batch: reader.number(CLAIM_BATCH, 1, 10_000),
@@ -368,6 +380,10 @@ impl NodeConfig {
             (DATABASE_URL, self.database_url.to_string()),
             (NATS_URLS, list(self.nats_urls.iter().map(SecretUrl::to_string).collect())),
             (NODE_NAME, self.node_name.clone()),
+            (
+                STATE_FOLDER,
+                self.state_folder.as_ref().map_or(String::new(), |f| f.display().to_string()),
+            ),
             (PLATFORMS, self.platforms.join(",")),
             (CAPACITY, self.capacity.to_string()),
             (CLAIM_BATCH, self.claim_batch.to_string()),
@@ -628,6 +644,18 @@ impl Reader<'_> {
             ));
         }
         urls
+    }
+
+    fn folder(&mut self, name: &'static str) -> Option<PathBuf> {
+        let text = self.text(name);
+        if text.is_empty() {
+            return None;
+        }
+        let folder = PathBuf::from(&text);
+        if !folder.is_absolute() {
+            self.fault(name, &text, "must be an absolute path");
+        }
+        Some(folder)
     }
 
     fn node_name(&mut self, platforms: &[String]) -> String {

@@ -110,6 +110,15 @@ fn all_faults_are_reported_at_once() {
 }
 
 #[test]
+fn state_folder_is_off_by_default_and_must_not_depend_on_where_the_node_was_started() {
+    assert_eq!(read(&[]).state_folder, None);
+    let config = read(&[("LOCKSTEP_STATE_FOLDER", "/var/lib/lockstep")]);
+    assert_eq!(config.state_folder, Some("/var/lib/lockstep".into()));
+    let faults = faults(&[("LOCKSTEP_STATE_FOLDER", "state")]);
+    assert_eq!(faults, ["LOCKSTEP_STATE_FOLDER must be an absolute path, got \"state\""]);
+}
+
+#[test]
 fn missing_database_is_a_fault() {
     let error = NodeConfig::from_vars(&BTreeMap::new()).unwrap_err();
     assert_eq!(error.to_string(), "1 setting is wrong:\n  LOCKSTEP_DATABASE_URL is missing");

@@ -13,4 +13,5 @@ mod isolation;
 mod leading;
 mod publishing;
 mod racing;
+mod restart;
 mod takeover;

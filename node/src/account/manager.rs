@@ -118,7 +118,11 @@ impl Manager {
                 continue;
             }
             let is_first = self.begun.insert(*account, key) != Some(key);
-            self.start(Gained { tenure: key, clean: tenure.clean && is_first });
+            self.start(Gained {
+                tenure: key,
+                clean: tenure.clean && is_first,
+                hastened: tenure.hastened,
+            });
         }
     }
 
@@ -128,7 +132,11 @@ impl Manager {
         let context = Arc::clone(&self.context);
         let ends = self.ends.clone();
         let tenure = gained.tenure;
-        let kind = if gained.clean { "free" } else { "expired" };
+        let kind = match (gained.clean, gained.hastened) {
+            (true, _) => "free",
+            (false, true) => "proven_dead",
+            (false, false) => "expired",
+        };
         metrics::counter!(names::TENURES, "kind" => kind).increment(1);
         tracing::info!(account = %tenure.account, token = %tenure.token, kind, "tenure begins");
         let session = self.context.hot.spawn(session::run(context, gained, control));

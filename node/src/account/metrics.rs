@@ -85,7 +85,7 @@ pub const METRICS: &[Metric] = &[
     Metric::counter(
         names::TENURES,
         &["kind"],
-        "Accounts taken over: free ones, and from a lost owner.",
+        "Accounts taken over: free ones, from an owner whose lease ran out, and from one that is proven dead.",
     ),
     Metric::counter(names::TENURES_ENDED, &["how"], "Tenures that ended, by how."),
 ];

@@ -144,6 +144,8 @@ pub struct Gained {
     pub tenure: TenureKey,
     /// The account was free before, so nobody's order can still be on its way.
     pub clean: bool,
+    /// It was taken over before its lease ran out, because its owner is proven dead.
+    pub hastened: bool,
 }
 
 /// Whether a tenure that ends may be given back: no order of it is unanswered, and no row of it is
@@ -326,7 +328,10 @@ impl AccountSession {
             routine: ROUTINE_RECONCILE,
         };
         let now = self.context.now();
-        let settle = (!self.gained.clean).then(|| now.node.plus(config.settle));
+        // After a lease that ran out at least a fence has passed since the last order of the old
+        // owner; after one that did not, it has to pass here (H8).
+        let fence = if self.gained.hastened { config.fence } else { Duration::ZERO };
+        let settle = (!self.gained.clean).then(|| now.node.plus(fence + config.settle));
         let follower = Follower::new(settings, links, settle, now);
         self.follower = Some(follower);
     }

@@ -13,8 +13,8 @@ use crate::database;
 use crate::directory::Directory;
 use crate::exporter;
 use crate::gate::Gate;
+use crate::lease::predecessor::{self, Boot};
 use crate::lease::{self, LeaseSettings, PostgresOwnership};
-
 use crate::writer::store::PgRows;
 use crate::writer::{Writer, WriterConfig};
 use bus::{ClientSettings, FeedSettings, Feeds};
@@ -63,6 +63,7 @@ pub fn run(args: NodeArgs) -> Result<(), CliError> {
     let node = lease::boot_node_id(&config.node_name)
         .map_err(|error| CliError::Usage(format!("LOCKSTEP_NODE_NAME: {error}")))?;
     tracing::info!(%node, "node starts");
+    let proven_dead = take_state_lock(&config, &node)?;
     for (name, value) in config.effective() {
         tracing::info!(setting = name, value);
     }
@@ -71,7 +72,7 @@ pub fn run(args: NodeArgs) -> Result<(), CliError> {
         .map_err(|error| CliError::missing("database", error))?;
     let hot = runtime("lockstep-hot", HOT_THREADS)?;
     let slow = runtime("lockstep-slow", 1)?;
-    let result = run_on(&hot, &slow, config, node);
+    let result = run_on(&hot, &slow, config, node, proven_dead);
     slow.shutdown_timeout(Duration::from_secs(1));
     hot.shutdown_timeout(Duration::from_secs(1));
     result
@@ -85,7 +86,28 @@ fn runtime(name: &str, threads: usize) -> Result<Runtime, CliError> {
         .build()?)
 }
 
-fn run_on(hot: &Runtime, slow: &Runtime, config: NodeConfig, node: NodeId) -> Result<(), CliError> {
+/// Whose rows this process may take at once; it is known to those that come after it from now on.
+fn take_state_lock(config: &NodeConfig, node: &NodeId) -> Result<Vec<NodeId>, CliError> {
+    let Some(folder) = &config.state_folder else { return Ok(Vec::new()) };
+    let missing = |error| CliError::missing("LOCKSTEP_STATE_FOLDER", error);
+    let lock = block_on(async {
+        predecessor::take(folder, &config.node_name, node, &Boot::read()?).await
+    })?
+    .map_err(missing)?;
+    let proven_dead = lock.proven_dead().to_vec();
+    tracing::info!(finding = lock.finding().as_str(), proven = proven_dead.len(), "state lock");
+    // Nothing but the end of the process may give it up.
+    std::mem::forget(lock);
+    Ok(proven_dead)
+}
+
+fn run_on(
+    hot: &Runtime,
+    slow: &Runtime,
+    config: NodeConfig,
+    node: NodeId,
+    proven_dead: Vec<NodeId>,
+) -> Result<(), CliError> {
     let url = config.database_url.expose().to_owned();
     exporter::install(config.metrics_listen, slow.handle()).map_err(|error| {
         CliError::missing(format!("LOCKSTEP_METRICS_LISTEN {}", config.metrics_listen), error)
@@ -106,7 +128,7 @@ fn run_on(hot: &Runtime, slow: &Runtime, config: NodeConfig, node: NodeId) -> Re
             capacity: config.capacity,
             claim_rows_max: config.claim_batch,
             listen_url: Some(url.clone()),
-            proven_dead: Vec::new(),
+            proven_dead,
         },
         store,
         gate.clone(),

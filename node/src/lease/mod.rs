@@ -16,6 +16,7 @@
 //! | `term` | until when a confirmation is trusted (pure) |
 //! | `cycle` | what to renew, claim, give back; what was lost and gained; when to try again (pure) |
 //! | `share` | how many accounts a node takes, and how long one is left alone after a crash (pure) |
+//! | `predecessor` | whether the process before this one is proven dead |
 //! | `store` | the SQL, and which connections may be used again |
 //! | `memory` | the same without a server, for tests and simulation |
 //! | `task` | the loop on its own thread, runtime and connection |
@@ -39,6 +40,7 @@
 
 pub mod cycle;
 pub mod memory;
+pub mod predecessor;
 pub mod share;
 pub mod store;
 pub mod task;
