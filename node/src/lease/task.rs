@@ -42,6 +42,9 @@ pub const CHANNEL: &str = "lockstep_accounts";
 /// each.
 const NOTIFIED_PAUSE: Duration = Duration::from_millis(50);
 
+/// A notification reaches all nodes at once; they begin their cycles spread out over this.
+const NOTIFIED_SPREAD: Duration = Duration::from_millis(50);
+
 /// Pause before `LISTEN` is tried again.
 const LISTEN_RETRY: Duration = Duration::from_secs(2);
 
@@ -319,9 +322,9 @@ impl<S: OwnershipStore> LeaseKeeper<S> {
         self.state.send_replace(Arc::new(LeaseState { ended: true, ..LeaseState::default() }));
     }
 
-    /// Makes the next cycle due now, but not sooner than a pause after the last one.
-    fn hurry(&mut self, pause: Duration) {
-        self.due = self.due.min(self.clock.now().max(self.finished.plus(pause)));
+    /// Makes the next cycle due after `wait`, but not sooner than a pause after the last one.
+    fn hurry(&mut self, pause: Duration, wait: Duration) {
+        self.due = self.due.min(self.clock.now().plus(wait).max(self.finished.plus(pause)));
     }
 
     fn publish(&self, change: impl FnOnce(&mut LeaseState)) {
@@ -398,17 +401,19 @@ async fn run<S: OwnershipStore>(
             command = commands.recv() => match command {
                 Some(Command::Release { tenure, back_off }) => {
                     keeper.hand_in(tenure, back_off);
-                    keeper.hurry(Duration::ZERO);
+                    keeper.hurry(Duration::ZERO, Duration::ZERO);
                 }
                 Some(Command::Drained { tenure }) => keeper.hand_in(tenure, Duration::ZERO),
                 Some(Command::SetCapacity { accounts }) => {
                     keeper.set_capacity(accounts);
-                    keeper.hurry(Duration::ZERO);
+                    keeper.hurry(Duration::ZERO, Duration::ZERO);
                 }
                 Some(Command::Shutdown) | None => break,
             },
-            () = wake.notified() => keeper.hurry(Duration::ZERO),
-            () = notified.notified() => keeper.hurry(NOTIFIED_PAUSE),
+            () = wake.notified() => keeper.hurry(Duration::ZERO, Duration::ZERO),
+            () = notified.notified() => {
+                keeper.hurry(NOTIFIED_PAUSE, NOTIFIED_SPREAD.mul_f64(fastrand::f64()));
+            }
             () = tokio::time::sleep(wait) => {
                 if keeper.due() <= keeper.clock.now() && let Err(error) = keeper.cycle().await {
                     tracing::warn!(error = %with_causes(&error), "lease cycle failed; trying again");
@@ -439,11 +444,16 @@ async fn listen(
                 notified.notify_one();
                 loop {
                     tokio::select! {
-                        heard = listener.recv() => match heard {
-                            Ok(heard) if platforms.iter().any(|word| word == heard.payload()) => {
+                        // Made anew by itself, the connection would hide what it missed.
+                        heard = listener.try_recv() => match heard {
+                            Ok(None) => {
+                                tracing::info!("the connection that listens was lost");
+                                break;
+                            }
+                            Ok(Some(heard)) if platforms.iter().any(|word| word == heard.payload()) => {
                                 notified.notify_one();
                             }
-                            Ok(_other_platform) => {}
+                            Ok(Some(_other_platform)) => {}
                             Err(error) => {
                                 tracing::warn!(%error, "no longer listening for free accounts");
                                 break;

@@ -187,6 +187,8 @@ async fn claims_that_were_frozen_are_made_up_for_when_the_freeze_ends() {
     let rest = frozen_until - stage.now;
     stage.pass(rest - Duration::from_millis(10)).await;
     assert_eq!(stage.owned_by("b"), 0);
+    let asked = stage.cycles_between(seen, stage.now);
+    assert!(asked <= 6, "{asked} cycles while claims were frozen");
     stage.pass(LATE_MAX).await;
     assert_eq!(stage.owned_by("b"), 1);
 }

@@ -458,6 +458,60 @@ async fn accounts_of_a_node_that_vanished_are_claimed_when_their_lease_ends() {
     b.lease.shutdown().await;
 }
 
+#[tokio::test]
+async fn three_nodes_claim_a_dead_nodes_rows_within_a_second_of_their_expiry() {
+    let world = PostgresWorld::new().await;
+    world.fill(30).await;
+    let mut dead = claiming("dead", 50);
+    dead.lease = Duration::from_secs(3);
+    world.store().cycle(&dead).await.unwrap();
+    world.run("create table old as select id, lease_until from trading_accounts").await;
+    // Cycles are 20 s apart: only the time of the expiry, read back, can be quicker.
+    let nodes = ["b", "c", "d"].map(|name| Node::start(name, &world.url, TIMING, 100));
+    eventually("every row has a new owner", async || {
+        nodes.iter().map(|node| node.held().len()).sum::<usize>() == 30
+    })
+    .await;
+    let (early, late) = sqlx::query_as::<_, (f64, f64)>(
+        "select min(extract(epoch from a.tenure_since - o.lease_until))::float8,
+                max(extract(epoch from a.tenure_since - o.lease_until))::float8
+         from trading_accounts a join old o on o.id = a.id",
+    )
+    .fetch_one(&world.admin)
+    .await
+    .unwrap();
+    assert!(early >= 0.0, "claimed {early} s after the expiry");
+    assert!(late < 1.0, "claimed {late} s after the expiry");
+    let cycles: u64 = nodes.iter().map(|node| node.lease.state().borrow().cycle.get()).sum();
+    assert!(cycles < 3 * 10, "{cycles} cycles");
+    for node in nodes {
+        node.lease.shutdown().await;
+    }
+}
+
+#[tokio::test]
+async fn listener_that_was_cut_is_made_anew_and_what_it_may_have_missed_is_looked_for() {
+    let world = PostgresWorld::new().await;
+    let b = Node::start("b", &world.url, TIMING, 10);
+    listening(&world, 1).await;
+    // The one at the start, and the one after it began to listen.
+    let cycles = || b.lease.state().borrow().cycle.get();
+    eventually("b had its first cycles", async || cycles() >= 2).await;
+    let before = cycles();
+    world
+        .run(
+            "select pg_terminate_backend(pid, 5000) from pg_stat_activity
+             where datname = current_database() and application_name = 'lockstep-listen'",
+        )
+        .await;
+    let cut = std::time::Instant::now();
+    eventually("another cycle", async || cycles() > before).await;
+    // A regular one would come 18 s after the last.
+    assert!(cut.elapsed() < Duration::from_secs(8), "{:?}", cut.elapsed());
+    listening(&world, 1).await;
+    b.lease.shutdown().await;
+}
+
 /// Waits until this many nodes listen for announcements.
 async fn listening(world: &PostgresWorld, nodes: i64) {
     eventually("the nodes listen", async || {
