@@ -12,10 +12,10 @@ const NAME: &str = "lockstep-under-test";
 pub fn lockstep() -> &'static Path {
     static BINARY: OnceLock<PathBuf> = OnceLock::new();
     BINARY.get_or_init(|| {
-        // This program is TARGET/PROFILE/deps/it-HASH.
+        // This program is TARGET/PROFILE/deps/it-HASH, or TARGET/PROFILE/timeline.
         let program = std::env::current_exe().unwrap();
-        let folder = program.parent().and_then(Path::parent);
-        let binary = folder.map(|folder| folder.join(NAME)).filter(|binary| binary.is_file());
+        let folders = program.ancestors().skip(1).take(2);
+        let binary = folders.map(|folder| folder.join(NAME)).find(|binary| binary.is_file());
         binary.unwrap_or_else(|| {
             panic!("no {NAME} beside {}: run the tests with cargo test", program.display())
         })

@@ -8,6 +8,7 @@
 //! - [`master::Master`]: an external master that the test moves by hand.
 //! - [`wire_master::WireMaster`]: the same with nothing but a NATS client and the wire contract.
 //! - [`oracle`]: what an account holds and what a follower should hold, from the ledger alone.
+//! - [`timeline`]: the default settings in real time, for `./run timeline`.
 //! - [`binary`]: where the program `lockstep` is.
 //!
 //! Invariants:
@@ -20,5 +21,6 @@
 pub mod binary;
 pub mod master;
 pub mod oracle;
+pub mod timeline;
 pub mod wire_master;
 pub mod world;

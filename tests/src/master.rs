@@ -71,6 +71,17 @@ impl Master {
         tickets
     }
 
+    /// Opens one trade at another price than the broker's.
+    pub fn open_at(&mut self, lots: &str, price: Option<&str>) -> MasterTicket {
+        let mut opened = position(self.ticket(), lots.parse().unwrap(), wall());
+        if let Some(price) = price {
+            opened.open_price = Some(price.parse().unwrap());
+        }
+        let ticket = opened.ticket;
+        self.publish(vec![Change::PositionOpened(opened)]);
+        ticket
+    }
+
     /// Opens one trade.
     pub fn open(&mut self, lots: &str) -> MasterTicket {
         self.open_many(1, lots)[0]

@@ -91,6 +91,7 @@ pub struct NodeSpec {
     name: String,
     database_url: String,
     nats_url: String,
+    leases: &'static [(&'static str, &'static str)],
     settings: Vec<(String, String)>,
 }
 
@@ -109,6 +110,13 @@ impl NodeSpec {
         self
     }
 
+    /// Has the leases that a node has by itself, instead of the demo's short ones.
+    #[must_use]
+    pub fn default_leases(mut self) -> Self {
+        self.leases = &[];
+        self
+    }
+
     /// One more setting; the last one of a name counts.
     #[must_use]
     pub fn setting(mut self, name: &str, value: impl ToString) -> Self {
@@ -124,7 +132,7 @@ impl NodeSpec {
         for (name, _) in std::env::vars().filter(|(name, _)| name.starts_with("LOCKSTEP_")) {
             spec = spec.env_remove(name);
         }
-        for (name, value) in LEASE_SETTINGS {
+        for (name, value) in self.leases {
             spec = spec.env(name, value);
         }
         spec = spec
@@ -288,6 +296,7 @@ impl World {
             name: name.to_owned(),
             database_url: self.database_url.clone(),
             nats_url: self.bus.url(0),
+            leases: LEASE_SETTINGS,
             settings: Vec::new(),
         }
     }
