@@ -235,11 +235,12 @@ async fn open(options: &PgConnectOptions, rule_pooler_out: bool) -> Result<Sessi
     Ok(Session { connection, timeline: timeline.and_then(|number| u32::try_from(number).ok()) })
 }
 
+/// Asked without a prepared statement: through a pooler that would fail with an error that speaks
+/// of the statement and not of the pooler.
 async fn backend_pid(connection: &mut PgConnection) -> Result<i32, LeaseError> {
-    sqlx::query_scalar("select pg_backend_pid()")
-        .fetch_one(connection)
-        .await
-        .map_err(failed("pooler probe"))
+    let failed = failed("pooler probe");
+    let row = sqlx::raw_sql("select pg_backend_pid()").fetch_one(connection).await;
+    row.and_then(|row| row.try_get(0)).map_err(failed)
 }
 
 async fn run(session: &mut Session, request: &CycleRequest) -> Result<CycleReply, LeaseError> {

@@ -1,6 +1,7 @@
 //! The suite that both stores pass, what only a real Postgres can show, and the safety property.
 
 mod expiry;
+mod pooler;
 mod postgres;
 mod suite;
 mod trust;
