@@ -67,6 +67,8 @@ const BROKER_CALL_LIMIT: &str = "LOCKSTEP_BROKER_CALL_LIMIT";
 const SEND_RESERVE: &str = "LOCKSTEP_SEND_RESERVE";
 const SETTLE: &str = "LOCKSTEP_SETTLE";
 const AUDITS: &str = "LOCKSTEP_AUDITS";
+const SESSION_DOWN: &str = "LOCKSTEP_SESSION_DOWN";
+const SILENT_HERE: &str = "LOCKSTEP_SILENT_HERE";
 const BEACON: &str = "LOCKSTEP_BEACON";
 const STALE: &str = "LOCKSTEP_STALE";
 const WRITE_EVERY: &str = "LOCKSTEP_WRITE_EVERY";
@@ -145,6 +147,17 @@ pub const SETTINGS: &[Setting] = &[
         AUDITS,
         Some("5s,30s,120s"),
         "when after a takeover the book is searched for duplicates, separated by commas, rising",
+    ),
+    setting(
+        SESSION_DOWN,
+        Some("3m"),
+        "an account whose session at the broker is down for so long is let go, if another node has room",
+    ),
+    setting(
+        SILENT_HERE,
+        Some("30s"),
+        "an account whose master is silent here for so long, and heard by another node with room, is \
+         let go",
     ),
     setting(BEACON, Some("2s"), "how often a master's session says where it stands"),
     setting(
@@ -303,6 +316,10 @@ pub struct NodeConfig {
     pub settle: Duration,
     /// `LOCKSTEP_AUDITS`, rising.
     pub audits: Vec<Duration>,
+    /// `LOCKSTEP_SESSION_DOWN`
+    pub session_down: Duration,
+    /// `LOCKSTEP_SILENT_HERE`
+    pub silent_here: Duration,
     /// `LOCKSTEP_BEACON`
     pub beacon: Duration,
     /// `LOCKSTEP_STALE`
@@ -343,6 +360,8 @@ impl NodeConfig {
             send_reserve: reader.duration(SEND_RESERVE),
             settle: reader.duration_or_zero(SETTLE),
             audits: reader.durations(AUDITS),
+            session_down: reader.duration(SESSION_DOWN),
+            silent_here: reader.duration(SILENT_HERE),
             beacon: reader.duration(BEACON),
             stale: reader.duration(STALE),
             write_every: reader.duration(WRITE_EVERY),
@@ -396,6 +415,8 @@ impl NodeConfig {
             (SEND_RESERVE, span(&self.send_reserve)),
             (SETTLE, span(&self.settle)),
             (AUDITS, list(self.audits.iter().map(span).collect())),
+            (SESSION_DOWN, span(&self.session_down)),
+            (SILENT_HERE, span(&self.silent_here)),
             (BEACON, span(&self.beacon)),
             (STALE, span(&self.stale)),
             (WRITE_EVERY, span(&self.write_every)),
@@ -440,6 +461,13 @@ impl NodeConfig {
             format!(
                 "{RETRY} must be shorter than {CYCLE}: {:?} is not less than {:?}",
                 self.retry, self.cycle
+            ),
+        );
+        require(
+            self.silent_here > self.stale,
+            format!(
+                "{SILENT_HERE} must be longer than {STALE}: {:?} is not more than {:?}",
+                self.silent_here, self.stale
             ),
         );
         require(

@@ -8,7 +8,7 @@
 
 use reconcile::{AboveMax, BelowMin, LinkMode, LinkRules, Sizing};
 use rust_decimal::Decimal;
-use schemas::{AccountId, Epoch, LinkId, Lots, Magic, Micros, Symbol, Token};
+use schemas::{AccountId, Epoch, LinkId, Lots, Magic, Micros, NodeId, Symbol, Token};
 use serde::Serialize;
 use sqlx::postgres::{PgPool, PgRow};
 use sqlx::types::Json;
@@ -502,6 +502,33 @@ impl Directory {
     /// What a session needs to know of its account.
     pub async fn session_account(&self, id: AccountId) -> Result<SessionAccount, DirectoryError> {
         load_session_account(&mut *self.pool.acquire().await?, id).await
+    }
+
+    /// Whether another node copies one of these masters right now, by the word of its sessions.
+    ///
+    /// Only a follower counts: the master's own session says that it speaks, and not that the bus
+    /// carries it.
+    pub async fn is_heard_elsewhere(
+        &self,
+        masters: &[AccountId],
+        node: &NodeId,
+    ) -> Result<bool, DirectoryError> {
+        let masters: Vec<i64> = masters.iter().map(|master| master.as_i64()).collect();
+        let heard = sqlx::query_scalar(
+            "select exists (
+                 select 1 from copy_links l
+                 join account_status s on s.account_id = l.follower_id
+                 join trading_accounts a on a.id = s.account_id
+                     and a.node_id = s.node_id and a.lease_token = s.lease_token
+                 where l.master_id = any ($1) and l.enabled and l.deleted_at is null
+                   and s.node_id <> $2 and s.session = 'copying'
+                   and s.written_at > clock_timestamp() - interval '15 s')",
+        )
+        .bind(masters)
+        .bind(node.as_str())
+        .fetch_one(&self.pool)
+        .await?;
+        Ok(heard)
     }
 
     /// Stores the epoch that a master's session is about to use; false if the lease is lost.

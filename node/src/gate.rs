@@ -74,6 +74,8 @@ impl Denied {
 pub enum RevokeReason {
     /// The ticker saw a gap.
     Freeze,
+    /// The database that confirmed them is not the primary any more.
+    Timeline,
     /// The node ends.
     Shutdown,
     /// Somebody asked for it.
@@ -85,6 +87,7 @@ impl RevokeReason {
     pub fn as_str(self) -> &'static str {
         match self {
             RevokeReason::Freeze => "freeze",
+            RevokeReason::Timeline => "timeline",
             RevokeReason::Shutdown => "shutdown",
             RevokeReason::Operator => "operator",
         }

@@ -30,6 +30,12 @@ pub mod names {
     /// See [`super::METRICS`].
     pub const LEASE_UNOWNED: &str = "lockstep_lease_unowned_accounts";
     /// See [`super::METRICS`].
+    pub const LEASE_UNOWNED_OLDEST: &str = "lockstep_lease_unowned_oldest_timestamp_seconds";
+    /// See [`super::METRICS`].
+    pub const LEASE_NODES: &str = "lockstep_lease_nodes";
+    /// See [`super::METRICS`].
+    pub const LEASE_ABANDONED: &str = "lockstep_lease_abandoned_total";
+    /// See [`super::METRICS`].
     pub const LEASE_CLAIMS: &str = "lockstep_lease_claims_total";
     /// See [`super::METRICS`].
     pub const LEASE_LOSSES: &str = "lockstep_lease_losses_total";
@@ -81,7 +87,24 @@ pub const METRICS: &[Metric] = &[
         names::LEASE_UNOWNED,
         Unit::Count,
         &[],
-        "Enabled accounts of this node's platforms that nobody owns, counted up to 1000.",
+        "Enabled accounts of this node's platforms that nobody owns, or whose owner's lease ran out, counted up to 1000.",
+    ),
+    Metric::gauge(
+        names::LEASE_UNOWNED_OLDEST,
+        Unit::Seconds,
+        &[],
+        "Since when the one of these accounts that waits longest has had no owner; now where all have one.",
+    ),
+    Metric::gauge(
+        names::LEASE_NODES,
+        Unit::Count,
+        &[],
+        "Nodes that are alive and take accounts of this node's platforms, itself included.",
+    ),
+    Metric::counter(
+        names::LEASE_ABANDONED,
+        &[],
+        "Accounts left to run out, because their session could not be kept or drained here.",
     ),
     Metric::counter(
         names::LEASE_CLAIMS,

@@ -28,6 +28,11 @@ pub fn snapshot(master: AccountId) -> String {
     format!("{PREFIX}.snapshot.{master}")
 }
 
+/// Where nodes tell each other the timeline of the database with this system identifier.
+pub fn timeline(database: u64) -> String {
+    format!("{PREFIX}.control.timeline.{database}")
+}
+
 /// What a subject of the bus is about.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Subject {

@@ -7,10 +7,16 @@
 //! 1. At most one session runs for an account; a new tenure waits for the end of the old one.
 //! 2. A tenure is handed in only when its session ended drained.
 //! 3. A session that ended by itself while its tenure goes on (a bug) is started again after a
-//!    wait that doubles, so that one poison account does not keep the node busy (H19).
+//!    wait that doubles, so that one poison account does not keep the node busy; after the third
+//!    time in one tenure the account is left to run out, if another node has room (H19).
+//! 4. An account that cannot be served here, while another node has room, is let go, and this node
+//!    keeps away from it for a while (H20).
+//! 5. A node far above its share gives accounts away one by one, only such as have no order on
+//!    their way, and stops when they come back (H22).
 
 use super::metrics::names;
 use super::session::{self, Control, Ended, Gained, NodeContext, Wanted};
+use crate::lease::share::Balance;
 use crate::lease::{LeaseState, TenureKey, task::LeaseCommands};
 use schemas::AccountId;
 use std::collections::BTreeMap;
@@ -22,6 +28,14 @@ use tokio::sync::{mpsc, watch};
 const RESTART_FIRST: Duration = Duration::from_secs(1);
 /// Longest such wait.
 const RESTART_MAX: Duration = Duration::from_secs(60);
+/// Sessions of one tenure that may end by themselves; then another node may try.
+const CRASHES_MAX: u32 = 3;
+/// How long this node keeps away from an account that it could not serve, as a part of the time
+/// after which the next one gives it up: where no node can serve it, it goes round, and always has
+/// somebody who tries.
+const UNSERVED_BACK_OFF: f64 = 0.75;
+/// How long it keeps away from one that it gave away: long enough for another to take it.
+const GIVEN_BACK_OFF: Duration = Duration::from_secs(60);
 /// How often the manager looks whether such a wait has passed.
 const LOOK: Duration = Duration::from_secs(1);
 /// Ends of sessions that wait to be noticed; more than a node has accounts.
@@ -40,6 +54,10 @@ pub struct Manager {
     running: BTreeMap<AccountId, Running>,
     /// Tenures whose session ended by itself: the wait, and when it is over.
     resting: BTreeMap<TenureKey, (Duration, Instant)>,
+    /// How often sessions of a tenure ended by themselves.
+    crashes: BTreeMap<TenureKey, u32>,
+    balance: Balance,
+    lease_state: watch::Receiver<Arc<LeaseState>>,
     /// Tenures whose session was begun once: a second one cannot know what the first has sent.
     begun: BTreeMap<AccountId, TenureKey>,
     ends: mpsc::Sender<(TenureKey, Ended)>,
@@ -57,15 +75,20 @@ impl Manager {
     pub fn new(
         context: Arc<NodeContext>,
         lease: LeaseCommands,
+        lease_state: watch::Receiver<Arc<LeaseState>>,
         links: watch::Receiver<u64>,
     ) -> Self {
         let (ends, ended) = mpsc::channel(ENDS_MAX);
+        let balance = Balance::new(context.config.lease, context.config.cycle);
         Manager {
             context,
             lease,
             links,
             running: BTreeMap::new(),
             resting: BTreeMap::new(),
+            crashes: BTreeMap::new(),
+            balance,
+            lease_state,
             begun: BTreeMap::new(),
             ends,
             ended,
@@ -73,15 +96,12 @@ impl Manager {
     }
 
     /// Follows the lease until `shutdown` is raised, then drains everything within `limit`.
-    pub async fn run(
-        mut self,
-        mut state: watch::Receiver<Arc<LeaseState>>,
-        mut shutdown: watch::Receiver<bool>,
-        limit: Duration,
-    ) {
+    pub async fn run(mut self, mut shutdown: watch::Receiver<bool>, limit: Duration) {
+        let mut state = self.lease_state.clone();
         loop {
             let now = Arc::clone(&state.borrow_and_update());
             self.follow(&now);
+            self.give_away(&now);
             tokio::select! {
                 biased;
                 () = raised(&mut shutdown) => break,
@@ -94,13 +114,16 @@ impl Manager {
     }
 
     fn follow(&mut self, state: &LeaseState) {
-        self.resting.retain(|key, _| {
+        let is_held = |key: &TenureKey| {
             state.held.get(&key.account).is_some_and(|tenure| tenure.token == key.token)
-        });
+        };
+        self.resting.retain(|key, _| is_held(key));
+        self.crashes.retain(|key, _| is_held(key));
         for (account, running) in &self.running {
             let wanted = match state.held.get(account) {
                 Some(tenure) if tenure.token == running.tenure.token && tenure.enabled => {
-                    Wanted::Run
+                    // A session that was told to move moves.
+                    if running.is_moving() { continue } else { Wanted::Run }
                 }
                 Some(tenure) if tenure.token == running.tenure.token => Wanted::Drain,
                 Some(_) | None => Wanted::Stop,
@@ -118,6 +141,9 @@ impl Manager {
                 continue;
             }
             let is_first = self.begun.insert(*account, key) != Some(key);
+            if is_first {
+                self.balance.gains(self.context.clock.now(), *account);
+            }
             self.start(Gained {
                 tenure: key,
                 clean: tenure.clean && is_first,
@@ -126,9 +152,39 @@ impl Manager {
         }
     }
 
+    /// Tells one session to move to another node, if this one has far more than its share.
+    fn give_away(&mut self, state: &LeaseState) {
+        let now = self.context.clock.now();
+        let owned = u32::try_from(state.held.len()).unwrap_or(u32::MAX);
+        let without_owner = state.unowned.saturating_add(state.orphaned);
+        if !self.balance.wants_to_give(now, owned, &state.fleet, without_owner) {
+            return;
+        }
+        // The last number is as good as any, and the same one until it has moved.
+        let running = self.running.values().rev();
+        let running = running.filter(|running| *running.wanted.borrow() == Wanted::Run);
+        if let Some(running) = running.into_iter().next() {
+            tracing::info!(account = %running.tenure.account, owned, fleet = ?state.fleet, "account is given to another node");
+            running.set(Wanted::Move);
+            self.balance.gives(now, running.tenure.account);
+        }
+    }
+
+    fn unserved_back_off(&self) -> Duration {
+        self.context.config.session_down.mul_f64(UNSERVED_BACK_OFF)
+    }
+
+    fn has_peers(&self) -> bool {
+        self.lease_state.borrow().fleet.lowest_peer.is_some()
+    }
+
     fn start(&mut self, gained: Gained) {
         let (wanted, receiver) = watch::channel(Wanted::Run);
-        let control = Control { wanted: receiver, links: self.links.clone() };
+        let control = Control {
+            wanted: receiver,
+            links: self.links.clone(),
+            lease: self.lease_state.clone(),
+        };
         let context = Arc::clone(&self.context);
         let ends = self.ends.clone();
         let tenure = gained.tenure;
@@ -158,19 +214,55 @@ impl Manager {
         let word = match how {
             Ended::Drained => "drained",
             Ended::NotDrained => "not_drained",
+            Ended::Unserved { .. } => "unserved",
             Ended::Stopped => "stopped",
         };
         metrics::counter!(names::TENURES_ENDED, "how" => word).increment(1);
         tracing::info!(account = %tenure.account, token = %tenure.token, how = word, "tenure ends");
         let wanted = self.running.remove(&tenure.account).map(|running| *running.wanted.borrow());
-        if how == Ended::NotDrained && wanted == Some(Wanted::Run) {
+        let by_itself = how == Ended::NotDrained && wanted == Some(Wanted::Run);
+        if by_itself && self.crashed_too_often(tenure) {
+            self.resting.remove(&tenure);
+            self.let_go(tenure, false, self.unserved_back_off()).await;
+            return;
+        }
+        if by_itself {
             let last = self.resting.get(&tenure).map_or(RESTART_FIRST, |(wait, _)| *wait * 2);
             let wait = last.min(RESTART_MAX);
             self.resting.insert(tenure, (wait, Instant::now() + wait));
         } else {
             self.resting.remove(&tenure);
         }
-        if how == Ended::Drained && self.lease.release(tenure, Duration::ZERO).await.is_err() {
+        match how {
+            Ended::Drained if wanted == Some(Wanted::Move) => {
+                self.let_go(tenure, true, GIVEN_BACK_OFF).await;
+            }
+            Ended::Drained => self.let_go(tenure, true, Duration::ZERO).await,
+            Ended::Unserved { drained } => {
+                self.let_go(tenure, drained, self.unserved_back_off()).await;
+            }
+            Ended::NotDrained if wanted == Some(Wanted::Move) => {
+                self.let_go(tenure, false, GIVEN_BACK_OFF).await;
+            }
+            Ended::NotDrained | Ended::Stopped => {}
+        }
+    }
+
+    /// Counts a session that ended by itself, and says whether another node should try.
+    fn crashed_too_often(&mut self, tenure: TenureKey) -> bool {
+        let crashes = self.crashes.entry(tenure).or_insert(0);
+        *crashes += 1;
+        *crashes >= CRASHES_MAX && self.has_peers()
+    }
+
+    /// Gives a tenure back where it is drained, and lets it run out where it is not.
+    async fn let_go(&self, tenure: TenureKey, drained: bool, back_off: Duration) {
+        let told = if drained {
+            self.lease.release(tenure, back_off).await
+        } else {
+            self.lease.abandon(tenure, back_off).await
+        };
+        if told.is_err() {
             tracing::warn!(account = %tenure.account, "lease loop has ended, account is left to expire");
         }
     }
@@ -195,6 +287,10 @@ async fn raised(flag: &mut watch::Receiver<bool>) {
 }
 
 impl Running {
+    fn is_moving(&self) -> bool {
+        *self.wanted.borrow() == Wanted::Move
+    }
+
     fn set(&self, wanted: Wanted) {
         self.wanted.send_if_modified(|now| {
             let changed = *now != wanted;

@@ -30,7 +30,7 @@ use crate::follower::{
     AccountRead, Attempt, Effect, Follower, FollowerSettings, Input, Now, TicketKey,
 };
 use crate::gate::Gate;
-use crate::lease::TenureKey;
+use crate::lease::{LeaseState, TenureKey};
 use crate::writer::{AccountStatus, Row, Writer, store::PgRows};
 use bus::{FeedMessage, Feeds};
 use futures_util::stream::{FuturesUnordered, StreamExt};
@@ -113,6 +113,8 @@ pub enum Wanted {
     Run,
     /// Finish what is in flight, write the rows, end.
     Drain,
+    /// Another node is to have it: as for draining, but not before no order is on its way.
+    Move,
     /// The tenure is lost: stop at once.
     Stop,
 }
@@ -124,6 +126,8 @@ pub struct Control {
     pub wanted: watch::Receiver<Wanted>,
     /// Raised when the links of this account changed.
     pub links: watch::Receiver<u64>,
+    /// What the node owns, and who else is there.
+    pub lease: watch::Receiver<Arc<LeaseState>>,
 }
 
 /// How a tenure's session ended.
@@ -133,6 +137,11 @@ pub enum Ended {
     Drained,
     /// Something is unanswered or unwritten: the lease must run out.
     NotDrained,
+    /// It could not be served here, and another node has room.
+    Unserved {
+        /// Nothing in flight, everything written; otherwise the lease must run out.
+        drained: bool,
+    },
     /// The tenure was lost.
     Stopped,
 }
@@ -183,6 +192,12 @@ pub(super) struct AccountSession {
     last_word: Option<&'static str>,
     /// The account at the broker cannot hold copies side by side.
     cannot_follow: bool,
+    /// Since when the session could not be opened.
+    down_since: Option<NodeTime>,
+    /// Since when a master is doubtful, while the session is open.
+    silent_since: Option<NodeTime>,
+    /// Whether another node hears what this one does not.
+    listening_elsewhere: Option<JoinHandle<bool>>,
 }
 
 /// What belongs to one connection to the broker.
@@ -200,6 +215,8 @@ enum Interrupted {
     Again,
     /// The connection is gone, or the broker ended the session: begin again, but not at full speed.
     Lost,
+    /// A master is silent here and heard elsewhere.
+    Unserved,
     /// Another publisher speaks for this master: begin again above its epoch, if still ours.
     Superseded,
     /// The manager wants something else.
@@ -223,6 +240,9 @@ impl AccountSession {
             last_status: None,
             last_word: None,
             cannot_follow: false,
+            down_since: None,
+            silent_since: None,
+            listening_elsewhere: None,
         }
     }
 
@@ -249,6 +269,7 @@ impl AccountSession {
             match connected {
                 Ok(mut connection) => {
                     let opened = self.context.clock.now();
+                    self.down_since = None;
                     metrics::gauge!(names::SESSIONS_OPEN).increment(1.0);
                     let interrupted = self.work(&mut connection, &mut account).await;
                     metrics::gauge!(names::SESSIONS_OPEN).decrement(1.0);
@@ -275,8 +296,14 @@ impl AccountSession {
                                 return self.end_unconnected(wanted).await;
                             }
                         }
-                        Interrupted::Wanted(Wanted::Drain) => return self.drain(connection).await,
-                        Interrupted::Wanted(_) => {
+                        Interrupted::Wanted(Wanted::Drain | Wanted::Move) => {
+                            return self.drain(connection).await;
+                        }
+                        Interrupted::Unserved => {
+                            let drained = self.drain(connection).await == Ended::Drained;
+                            return Ended::Unserved { drained };
+                        }
+                        Interrupted::Wanted(Wanted::Run | Wanted::Stop) => {
                             self.cut(&mut connection);
                             return Ended::Stopped;
                         }
@@ -286,6 +313,14 @@ impl AccountSession {
                     metrics::counter!(names::SESSION_OPEN_FAILURES).increment(1);
                     tracing::warn!(account = %self.owner.account, %error, "session not opened");
                     self.status("connecting", Some(error.to_string()), true);
+                    let now = self.context.clock.now();
+                    let down_since = *self.down_since.get_or_insert(now);
+                    if now.since(down_since) >= self.context.config.session_down && self.has_peers()
+                    {
+                        tracing::warn!(account = %self.owner.account, "session down for too long, another node may try");
+                        let ended = self.end_unconnected(Wanted::Drain).await;
+                        return Ended::Unserved { drained: ended == Ended::Drained };
+                    }
                     if let Err(wanted) = self.pause(wait).await {
                         return self.end_unconnected(wanted).await;
                     }
@@ -481,8 +516,10 @@ impl AccountSession {
                 biased;
                 changed = self.control.wanted.changed() => {
                     let wanted = if changed.is_err() { Err(Wanted::Stop) } else { self.wanted() };
-                    if let Err(wanted) = wanted {
-                        return Interrupted::Wanted(wanted);
+                    match wanted {
+                        // It moves when it is flat; the clock looks.
+                        Ok(()) | Err(Wanted::Move) => {}
+                        Err(wanted) => return Interrupted::Wanted(wanted),
                     }
                 }
                 _ = tick.tick() => {
@@ -533,7 +570,44 @@ impl AccountSession {
         }
         self.step(connection, Input::Tick).await;
         self.routine_status();
-        None
+        let is_flat = self.follower.as_ref().is_none_or(|follower| follower.unanswered() == 0);
+        if self.wanted() == Err(Wanted::Move) && is_flat {
+            return Some(Interrupted::Wanted(Wanted::Move));
+        }
+        if self.is_deaf_alone().await { Some(Interrupted::Unserved) } else { None }
+    }
+
+    fn has_peers(&self) -> bool {
+        self.control.lease.borrow().fleet.lowest_peer.is_some()
+    }
+
+    /// Whether a master has been silent here for long, while another node hears it (H20).
+    ///
+    /// The database is asked beside the work, once in so long a time.
+    async fn is_deaf_alone(&mut self) -> bool {
+        let now = self.context.clock.now();
+        let doubtful = self.follower.as_ref().map(Follower::doubtful_masters).unwrap_or_default();
+        if doubtful.is_empty() {
+            self.silent_since = None;
+            return false;
+        }
+        if let Some(asked) = self.listening_elsewhere.take_if(|asked| asked.is_finished()) {
+            self.silent_since = Some(now);
+            return asked.await.unwrap_or(false) && self.has_peers();
+        }
+        let since = *self.silent_since.get_or_insert(now);
+        let is_long = now.since(since) >= self.context.config.silent_here;
+        if is_long && self.has_peers() && self.listening_elsewhere.is_none() {
+            let context = Arc::clone(&self.context);
+            self.listening_elsewhere = Some(self.context.slow.spawn(async move {
+                let heard = context.directory.is_heard_elsewhere(&doubtful, &context.node).await;
+                heard.unwrap_or_else(|error| {
+                    tracing::warn!(%error, "cannot see whether other nodes hear the masters");
+                    false
+                })
+            }));
+        }
+        false
     }
 
     async fn on_event(&mut self, connection: &mut Connection, event: SessionEvent) {
@@ -706,8 +780,10 @@ impl AccountSession {
     /// The end of a tenure that has no session: nothing is in flight, but rows may wait.
     async fn end_unconnected(&mut self, wanted: Wanted) -> Ended {
         match wanted {
-            Wanted::Drain if may_be_handed_in(self.unanswered(), 0) => self.flushed().await,
-            Wanted::Drain => Ended::NotDrained,
+            Wanted::Drain | Wanted::Move if may_be_handed_in(self.unanswered(), 0) => {
+                self.flushed().await
+            }
+            Wanted::Drain | Wanted::Move => Ended::NotDrained,
             Wanted::Run | Wanted::Stop => Ended::Stopped,
         }
     }

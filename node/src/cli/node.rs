@@ -140,6 +140,7 @@ fn run_on(
     let rows = Arc::new(PgRows::new(options, node.clone()));
     let (writer, writer_task) = Writer::new(WriterConfig { flush_every: config.write_every });
     slow.spawn(writer_task.run(Arc::clone(&rows)));
+    slow.spawn(lease::timelines::spread(bus.clone(), url.clone(), lease.state(), lease.commands()));
     let pool = slow
         .block_on(async { database::pool(&url, "directory", DIRECTORY_CONNECTIONS_MAX) })
         .map_err(|e| CliError::missing("database", e))?;
@@ -161,8 +162,8 @@ fn run_on(
     let (links_raised, links) = watch::channel(0);
     slow.spawn(listen_for_links(url, links_raised));
     let (stop, stopping) = watch::channel(false);
-    let manager = Manager::new(context, lease.commands(), links);
-    let managed = slow.spawn(manager.run(lease.state(), stopping, DRAIN_LIMIT));
+    let manager = Manager::new(context, lease.commands(), lease.state(), links);
+    let managed = slow.spawn(manager.run(stopping, DRAIN_LIMIT));
     slow.block_on(async {
         wait_for_stop().await?;
         tracing::info!("node ends: sessions drain");

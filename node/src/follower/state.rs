@@ -476,6 +476,12 @@ impl Follower {
             })
     }
 
+    /// Masters whose state is in doubt.
+    pub fn doubtful_masters(&self) -> Vec<AccountId> {
+        let doubtful = self.masters.iter().filter(|(_, master)| master.doubtful);
+        doubtful.map(|(master, _)| *master).collect()
+    }
+
     /// Orders on their way, those of unknown outcome included.
     pub fn unanswered(&self) -> usize {
         self.slots.on_their_way() + self.slots.unknowns().count()

@@ -15,23 +15,22 @@
 //!    (H12, H13); free rows always may be.
 //! 5. A server of a lower timeline than the highest one seen or heard of is no database: it was
 //!    demoted, and what it confirms holds nowhere else (H14).
-//! 6. Rows that were to be had and could not be claimed are asked for again soon, a few times; a
+//! 6. A tenure that was abandoned is neither renewed nor released: it runs out, as after a crash.
+//! 7. Rows that were to be had and could not be claimed are asked for again soon, a few times; a
 //!    claim that brings nothing never makes the next one come at once.
 //!
 //! Not covered: a process that starts after the database stepped its clock has nothing to compare
 //! with, and claims what looks expired.
 
+pub use super::doubt::{ClaimGuard, DATABASE_STEP_MAX, DatabaseDoubt, DatabaseMark};
 use super::share::{Fleet, SHARE_GRACE};
 use super::term::{CycleNumber, LeaseTerm};
 use crate::clock::NodeTime;
 use crate::gate::{Confirmation, Confirmed};
 use schemas::planted::{self, Bug};
-use schemas::{AccountId, Micros, NodeId, Token};
+use schemas::{AccountId, NodeId, Token};
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
-
-/// A difference between the database's clock and ours beyond this is a step (H12).
-pub const DATABASE_STEP_MAX: Duration = Duration::from_secs(1);
 
 /// Pause before another cycle when the last one left something to do at once (chosen: long enough
 /// for other nodes to take their share of many free accounts).
@@ -134,15 +133,6 @@ pub struct OwnedRow {
     pub enabled: bool,
 }
 
-/// The database's own idea of time, to notice when it jumps.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct DatabaseMark {
-    /// Its clock at the start of the transaction.
-    pub now: Micros,
-    /// Timeline of its write-ahead log, where it can be read; a promotion changes it.
-    pub timeline: Option<u32>,
-}
-
 /// The answer to a committed cycle.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct CycleReply {
@@ -237,82 +227,6 @@ pub fn diff(
     lost.chain(kept).chain(gained).collect()
 }
 
-/// Why the database's time is in doubt.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum DatabaseDoubt {
-    /// Its clock moved by more than time has passed here, or by less.
-    ClockStep,
-    /// Another server answers, and it may lack the last renewals of others.
-    Timeline,
-}
-
-impl DatabaseDoubt {
-    /// The word used in metrics.
-    pub fn as_str(self) -> &'static str {
-        match self {
-            DatabaseDoubt::ClockStep => "clock",
-            DatabaseDoubt::Timeline => "timeline",
-        }
-    }
-}
-
-/// Compares the database's clock with ours from cycle to cycle (H12), and its timeline (H13).
-#[derive(Debug, Clone, Default)]
-pub struct ClaimGuard {
-    last: Option<(DatabaseMark, NodeTime, NodeTime)>,
-    frozen_until: NodeTime,
-}
-
-impl ClaimGuard {
-    /// Looks at one confirmed cycle that ran from `started` to `finished`.
-    ///
-    /// The database read its clock somewhere between the two, so the time that passed here since
-    /// the last cycle is known only within bounds; a step is what lies outside of them by more
-    /// than [`DATABASE_STEP_MAX`].
-    pub fn observe(
-        &mut self,
-        mark: DatabaseMark,
-        started: NodeTime,
-        finished: NodeTime,
-        freeze: Duration,
-    ) -> Option<DatabaseDoubt> {
-        let before = self.last.replace((mark, started, finished));
-        let doubt = before.and_then(|(mark_before, started_before, finished_before)| {
-            let least = started.since(finished_before).saturating_sub(DATABASE_STEP_MAX);
-            let most = finished.since(started_before) + DATABASE_STEP_MAX;
-            let passed_us = i128::from(mark.now.0) - i128::from(mark_before.now.0);
-            let timeline_changed = matches!(
-                (mark_before.timeline, mark.timeline), (Some(before), Some(now)) if before != now
-            );
-            if timeline_changed {
-                Some(DatabaseDoubt::Timeline)
-            } else if passed_us < micros(least) || passed_us > micros(most) {
-                Some(DatabaseDoubt::ClockStep)
-            } else {
-                None
-            }
-        });
-        if doubt.is_some() {
-            self.frozen_until = self.frozen_until.max(finished.plus(freeze));
-        }
-        doubt
-    }
-
-    /// Whether rows of owners whose lease ran out may be claimed.
-    pub fn expired_may_be_claimed(&self, now: NodeTime) -> bool {
-        now >= self.frozen_until
-    }
-
-    /// Until when they are left alone; in the past where they are not.
-    pub fn frozen_until(&self) -> NodeTime {
-        self.frozen_until
-    }
-}
-
-fn micros(duration: Duration) -> i128 {
-    i128::try_from(duration.as_micros()).unwrap_or(i128::MAX)
-}
-
 /// Everything a node knows about its leases; the loop in `task.rs` only feeds it.
 #[derive(Debug, Clone)]
 pub struct Holdings {
@@ -323,6 +237,8 @@ pub struct Holdings {
     claim_rows_max: u32,
     held: BTreeMap<AccountId, Tenure>,
     releasing: BTreeMap<AccountId, Token>,
+    /// Tenures that are left to run out, and until when.
+    abandoned: BTreeMap<AccountId, (Token, NodeTime)>,
     avoided: BTreeMap<AccountId, NodeTime>,
     guard: ClaimGuard,
     number: CycleNumber,
@@ -410,6 +326,7 @@ impl Holdings {
             claim_rows_max,
             held: BTreeMap::new(),
             releasing: BTreeMap::new(),
+            abandoned: BTreeMap::new(),
             avoided: BTreeMap::new(),
             guard: ClaimGuard::default(),
             number: CycleNumber::NONE,
@@ -486,6 +403,23 @@ impl Holdings {
         }
     }
 
+    /// Lets a tenure run out that cannot be drained here: it is neither renewed nor given back, and
+    /// not claimed by this node again until `until`. If nobody has taken it by then, it is this
+    /// node's once more.
+    ///
+    /// Returns whether this was a tenure of this node.
+    pub fn abandon(&mut self, tenure: TenureKey, until: NodeTime) -> bool {
+        match self.held.get(&tenure.account) {
+            Some(held) if held.token == tenure.token => {
+                self.held.remove(&tenure.account);
+                self.abandoned.insert(tenure.account, (tenure.token, until));
+                self.avoid(tenure.account, until);
+                true
+            }
+            Some(_) | None => false,
+        }
+    }
+
     fn avoid(&mut self, account: AccountId, until: NodeTime) {
         self.avoided.insert(account, until);
         if self.avoided.len() > AVOIDED_MAX {
@@ -500,6 +434,7 @@ impl Holdings {
     pub fn request(&mut self, started: NodeTime) -> CycleRequest {
         self.number = self.number.next();
         self.avoided.retain(|_, until| *until > started);
+        self.abandoned.retain(|_, (_, until)| *until > started);
         let rows_max = self.room(started).min(self.claim_rows_max);
         let claim = (rows_max > 0).then(|| ClaimRequest {
             rows_max,
@@ -531,7 +466,8 @@ impl Holdings {
     }
 
     fn owned(&self) -> u32 {
-        u32::try_from(self.held.len() + self.releasing.len()).unwrap_or(u32::MAX)
+        let owned = self.held.len() + self.releasing.len() + self.abandoned.len();
+        u32::try_from(owned).unwrap_or(u32::MAX)
     }
 
     /// How many more accounts this node would take now: up to its share, and up to its capacity
@@ -576,6 +512,9 @@ impl Holdings {
         });
 
         let renewed_now = LeaseTerm::confirmed(trusted_from, timing.lease, timing.fence);
+        self.abandoned.retain(|account, (token, _)| {
+            owned.contains(&TenureKey { account: *account, token: *token })
+        });
         let accounts = after
             .iter()
             .map(|(account, tenure)| {
@@ -661,7 +600,10 @@ impl Holdings {
         let asked: BTreeSet<TenureKey> = request.renew.iter().copied().collect();
         let claimed: BTreeMap<TenureKey, &ClaimedRow> =
             reply.claimed.iter().map(|row| (row.tenure, row)).collect();
-        let handed_in = |key: &TenureKey| self.releasing.get(&key.account) == Some(&key.token);
+        let handed_in = |key: &TenureKey| {
+            self.releasing.get(&key.account) == Some(&key.token)
+                || self.abandoned.get(&key.account).is_some_and(|(token, _)| *token == key.token)
+        };
 
         let rows = reply.owned.iter().filter(|row| !handed_in(&row.tenure));
         rows.map(|row| {

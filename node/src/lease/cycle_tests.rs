@@ -1,5 +1,6 @@
 use super::*;
 use proptest::prelude::*;
+use schemas::Micros;
 
 const TIMING: LeaseTiming = LeaseTiming {
     lease: Duration::from_secs(60),
@@ -213,6 +214,56 @@ fn node_keeps_away_from_an_account_it_gave_up_for_as_long_as_it_said() {
     node.hand_in(key(1, 1), at(30));
     assert_eq!(node.request(at(29)).claim.unwrap().avoid, [account(1)]);
     assert_eq!(node.request(at(30)).claim.unwrap().avoid, []);
+}
+
+#[test]
+fn abandoned_tenure_runs_out_and_is_this_nodes_again_only_if_nobody_took_it() {
+    let mut node = node_with(&[(1, 1, None), (2, 1, None)]);
+    assert!(!node.abandon(key(1, 2), at(600)));
+    assert!(node.abandon(key(1, 1), at(600)));
+    let request = node.request(at(20));
+    assert_eq!((request.release.as_slice(), request.renew.as_slice()), (&[][..], &[key(2, 1)][..]));
+    assert_eq!(request.claim.unwrap().avoid, [account(1)]);
+    let mut answer = CycleReply {
+        renewed: vec![account(2)],
+        owned: vec![owned(1, 1), owned(2, 1)],
+        ..reply(at(20))
+    };
+    let request = node.request(at(20));
+    let outcome = node.confirm(&request, at(20), at(21), &answer);
+    assert!(!outcome.confirmation.accounts.contains_key(&account(1)));
+    assert_eq!(outcome.wish.due(&TIMING, 0.0), at(40), "nothing is hurried for it");
+
+    // Nobody wanted it: from 600 on it is renewed under its old token, after a second cycle.
+    let mut again = node.clone();
+    let request = again.request(at(600));
+    answer.database = reply(at(600)).database;
+    again.confirm(&request, at(600), at(601), &answer);
+    assert_eq!(again.request(at(602)).renew, [key(1, 1), key(2, 1)]);
+    assert!(!again.held()[&account(1)].clean);
+
+    // Somebody did: it is forgotten.
+    let request = node.request(at(80));
+    let gone = CycleReply { owned: vec![owned(2, 1)], ..reply(at(80)) };
+    node.confirm(&request, at(80), at(81), &gone);
+    assert_eq!(node.request(at(602)).renew, [key(2, 1)]);
+}
+
+#[test]
+fn highest_timeline_that_was_seen_or_heard_of_is_asked_for() {
+    let mut node = node_with(&[(1, 1, None)]);
+    assert_eq!(node.request(at(20)).timeline_min, Some(1));
+    assert!(!node.note_timeline(1));
+    assert!(node.note_timeline(3), "what the present server confirms may hold nowhere else");
+    assert!(!node.note_timeline(2));
+    assert_eq!(node.request(at(20)).timeline_min, Some(3));
+}
+
+#[test]
+fn first_timeline_that_is_heard_of_is_not_higher_than_another() {
+    let mut node = holdings(100, 50);
+    assert!(!node.note_timeline(5));
+    assert_eq!(node.request(at(0)).timeline_min, Some(5));
 }
 
 #[test]

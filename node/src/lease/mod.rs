@@ -15,10 +15,12 @@
 //! |---|---|
 //! | `term` | until when a confirmation is trusted (pure) |
 //! | `cycle` | what to renew, claim, give back; what was lost and gained; when to try again (pure) |
+//! | `doubt` | when the database's time, or the server, is not to be trusted (pure) |
 //! | `share` | how many accounts a node takes, and how long one is left alone after a crash (pure) |
 //! | `predecessor` | whether the process before this one is proven dead |
 //! | `store` | the SQL, and which connections may be used again |
 //! | `memory` | the same without a server, for tests and simulation |
+//! | `timelines` | tells the other nodes of the database's timeline, and hears theirs |
 //! | `task` | the loop on its own thread, runtime and connection |
 //!
 //! Invariants:
@@ -39,12 +41,14 @@
 //! the jump has nothing to compare with.
 
 pub mod cycle;
+pub mod doubt;
 pub mod memory;
 pub mod predecessor;
 pub mod share;
 pub mod store;
 pub mod task;
 pub mod term;
+pub mod timelines;
 
 pub use cycle::{Holdings, LeaseStep, LeaseTiming, Tenure, TenureKey, diff};
 pub use store::{LeaseError, OwnershipStore, PostgresOwnership};

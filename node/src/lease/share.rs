@@ -14,7 +14,9 @@
 //!
 //! Not covered: nodes of different strength; capacity is a limit and not a weight.
 
+use crate::clock::NodeTime;
 use schemas::AccountId;
+use std::collections::BTreeMap;
 use std::time::Duration;
 
 /// How long a node that has its share leaves accounts to others before it takes them after all.
@@ -70,6 +72,74 @@ pub fn claim_wait(starts: u32, account: AccountId) -> Duration {
     let wait = CLAIM_WAIT_FIRST.saturating_mul(1 << doublings.min(10)).min(CLAIM_WAIT_MAX);
     let spread = (account.get() % 1_000_003 * 7_919 % 1_000) as u32;
     wait * (500 + spread) / 1_000
+}
+
+/// An account that came back to its giver within this time was not wanted elsewhere.
+pub const CAME_BACK: Duration = Duration::from_secs(600);
+
+/// After one came back, nothing is given away for this long.
+pub const BALANCE_PAUSE: Duration = Duration::from_secs(3_600);
+
+/// When a node gives accounts away (H22).
+#[derive(Debug, Clone)]
+pub struct Balance {
+    /// Between two accounts that are given away: one cycle, so that each decision knows what became
+    /// of the one before.
+    every: Duration,
+    /// So long the fleet must have been the same: two leases; a node that restarts is back by then.
+    steady_for: Duration,
+    steady: Option<(u32, NodeTime)>,
+    next: NodeTime,
+    given: BTreeMap<AccountId, NodeTime>,
+}
+
+impl Balance {
+    /// Nothing was given away yet. With the default settings: three a minute, after two minutes.
+    pub fn new(lease: Duration, cycle: Duration) -> Self {
+        Self {
+            every: cycle,
+            steady_for: lease * 2,
+            steady: None,
+            next: NodeTime::START,
+            given: BTreeMap::new(),
+        }
+    }
+
+    /// Whether this node should give one account away now.
+    ///
+    /// Shape: now, how many accounts it owns, the fleet and how many accounts have no owner in; a
+    /// yes or no out. Only while every account has an owner and the fleet has long been the same.
+    pub fn wants_to_give(
+        &mut self,
+        now: NodeTime,
+        owned: u32,
+        fleet: &Fleet,
+        without_owner: u32,
+    ) -> bool {
+        let since = match self.steady {
+            Some((nodes, since)) if nodes == fleet.nodes && without_owner == 0 => since,
+            Some(_) | None => {
+                self.steady = Some((fleet.nodes, now));
+                now
+            }
+        };
+        self.given.retain(|_, at| now.since(*at) < CAME_BACK);
+        now >= self.next && now.since(since) >= self.steady_for && fleet.is_above_share(owned)
+    }
+
+    /// This account is being given away.
+    pub fn gives(&mut self, now: NodeTime, account: AccountId) {
+        self.given.insert(account, now);
+        self.next = now.plus(self.every);
+    }
+
+    /// This account was gained. One that was given away a moment ago found no other owner: this
+    /// node stops giving for a while, or it would go back and forth.
+    pub fn gains(&mut self, now: NodeTime, account: AccountId) {
+        if self.given.remove(&account).is_some() {
+            self.next = now.plus(BALANCE_PAUSE);
+        }
+    }
 }
 
 #[cfg(test)]

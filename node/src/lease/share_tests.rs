@@ -78,3 +78,40 @@ fn accounts_of_one_dead_owner_come_back_at_different_times() {
     let spread = *waits.last().unwrap() - *waits.first().unwrap();
     assert!(spread > Duration::from_secs(20), "{spread:?}");
 }
+
+fn balance() -> Balance {
+    Balance::new(Duration::from_secs(60), Duration::from_secs(20))
+}
+
+fn at(seconds: u64) -> NodeTime {
+    NodeTime::after_start(Duration::from_secs(seconds))
+}
+
+#[test]
+fn account_is_given_away_only_in_a_fleet_that_has_long_been_the_same_and_one_at_a_time() {
+    let (mut balance, uneven) = (balance(), fleet(2, 20, Some(0)));
+    assert!(!balance.wants_to_give(at(0), 20, &uneven, 0));
+    assert!(!balance.wants_to_give(at(119), 20, &uneven, 0));
+    assert!(balance.wants_to_give(at(120), 20, &uneven, 0));
+    balance.gives(at(120), account(1));
+    assert!(!balance.wants_to_give(at(139), 19, &uneven, 0));
+    assert!(balance.wants_to_give(at(140), 19, &uneven, 0));
+    // A third node came, or an account has no owner: everything begins anew.
+    assert!(!balance.wants_to_give(at(160), 19, &fleet(3, 20, Some(0)), 0));
+    assert!(!balance.wants_to_give(at(279), 19, &fleet(3, 20, Some(0)), 0));
+    assert!(!balance.wants_to_give(at(280), 19, &fleet(3, 20, Some(0)), 1));
+    assert!(!balance.wants_to_give(at(399), 19, &fleet(3, 20, Some(0)), 0));
+    assert!(balance.wants_to_give(at(400), 19, &fleet(3, 20, Some(0)), 0));
+}
+
+#[test]
+fn account_that_came_back_stops_the_giving_for_an_hour() {
+    let (mut balance, uneven) = (balance(), fleet(2, 20, Some(0)));
+    balance.wants_to_give(at(0), 20, &uneven, 0);
+    balance.gives(at(120), account(1));
+    balance.gains(at(150), account(2));
+    assert!(balance.wants_to_give(at(160), 19, &uneven, 0), "account 2 was never given away");
+    balance.gains(at(170), account(1));
+    assert!(!balance.wants_to_give(at(170 + 3_599), 20, &uneven, 0));
+    assert!(balance.wants_to_give(at(170 + 3_600), 20, &uneven, 0));
+}

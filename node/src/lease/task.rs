@@ -17,7 +17,8 @@
 //! Not covered: `LISTEN` on a connection whose server vanished without a word. It is made anew
 //! when a lease cycle fails; until then only the regular cycles claim.
 
-use super::cycle::{Holdings, LeaseTiming, Outcome, Tenure, TenureKey};
+use super::cycle::{CycleReply, Holdings, LeaseTiming, Outcome, Tenure, TenureKey};
+use super::share::Fleet;
 use super::store::{LeaseError, OwnershipStore};
 use super::term::CycleNumber;
 use crate::clock::{NodeClock, NodeTime, Ticker};
@@ -85,6 +86,12 @@ pub struct LeaseState {
     pub claims_frozen: bool,
     /// Enabled accounts that nobody owned, counted up to a bound.
     pub unowned: u32,
+    /// Enabled accounts whose owner's lease ran out, counted up to a bound.
+    pub orphaned: u32,
+    /// Who is there to take accounts.
+    pub fleet: Fleet,
+    /// Timeline of the server that confirmed the last cycle, where it can be read.
+    pub timeline: Option<u32>,
     /// The loop has ended; nothing is renewed any more.
     pub ended: bool,
 }
@@ -93,6 +100,8 @@ pub struct LeaseState {
 enum Command {
     Release { tenure: TenureKey, back_off: Duration },
     Drained { tenure: TenureKey },
+    Abandon { tenure: TenureKey, back_off: Duration },
+    TimelineHeard { timeline: u32 },
     SetCapacity { accounts: u32 },
     Shutdown,
 }
@@ -130,6 +139,18 @@ impl LeaseCommands {
     /// Marks a tenure as drained: it is given back with the next cycle, or with the shutdown.
     pub async fn drained(&self, tenure: TenureKey) -> Result<(), LeaseEnded> {
         self.send(Command::Drained { tenure }).await
+    }
+
+    /// Lets a tenure run out that cannot be drained, and keeps away from the account for `back_off`.
+    ///
+    /// The caller promises that the session has ended.
+    pub async fn abandon(&self, tenure: TenureKey, back_off: Duration) -> Result<(), LeaseEnded> {
+        self.send(Command::Abandon { tenure, back_off }).await
+    }
+
+    /// Another node has seen a server of this timeline.
+    pub async fn timeline_heard(&self, timeline: u32) -> Result<(), LeaseEnded> {
+        self.send(Command::TimelineHeard { timeline }).await
     }
 
     /// From now on, own at most so many accounts; what is held stays. 0 stops claiming.
@@ -280,8 +301,11 @@ impl<S: OwnershipStore> LeaseKeeper<S> {
             state.failures = 0;
             state.claims_frozen = claims_frozen;
             state.unowned = reply.unowned;
+            state.orphaned = reply.orphaned;
+            state.fleet = reply.fleet;
+            state.timeline = reply.database.timeline;
         });
-        self.record(&outcome, finished.since(started), reply.unowned);
+        self.record(&outcome, finished.since(started), &reply);
         Ok(())
     }
 
@@ -291,6 +315,31 @@ impl<S: OwnershipStore> LeaseKeeper<S> {
         if self.holdings.hand_in(tenure, now.plus(back_off)) {
             self.gate.revoke(tenure.account);
             self.publish(|_| {});
+        }
+    }
+
+    /// Lets a tenure run out: no permit from now on, and no renewal.
+    pub fn abandon(&mut self, tenure: TenureKey, back_off: Duration) {
+        let now = self.clock.now();
+        if self.holdings.abandon(tenure, now.plus(back_off)) {
+            self.gate.revoke(tenure.account);
+            metrics::counter!(names::LEASE_ABANDONED).increment(1);
+            self.publish(|_| {});
+        }
+    }
+
+    /// Another node has seen this timeline. If it is higher than any before, the server that
+    /// confirmed our leases was demoted, and what it confirmed since holds nowhere else: all
+    /// permits are taken back until a server of that timeline confirms (H14).
+    pub fn timeline_heard(&mut self, timeline: u32) {
+        if self.holdings.note_timeline(timeline) {
+            let now = self.clock.now();
+            self.gate.revoke_all(now, RevokeReason::Timeline);
+            self.due = now;
+            tracing::warn!(
+                timeline,
+                "another node has seen a newer primary; all leases are confirmed anew"
+            );
         }
     }
 
@@ -334,12 +383,17 @@ impl<S: OwnershipStore> LeaseKeeper<S> {
         self.state.send_replace(Arc::new(state));
     }
 
-    fn record(&self, outcome: &Outcome, took: Duration, unowned: u32) {
+    fn record(&self, outcome: &Outcome, took: Duration, reply: &CycleReply) {
         metrics::counter!(names::LEASE_CYCLES, "outcome" => "confirmed").increment(1);
         metrics::histogram!(names::LEASE_CYCLE_DURATION).record(took.as_secs_f64());
         metrics::gauge!(names::LEASE_CONFIRMED).set(self.clock.wall().0 as f64 / 1e6);
         metrics::gauge!(names::LEASE_OWNED).set(self.holdings.held().len() as f64);
-        metrics::gauge!(names::LEASE_UNOWNED).set(f64::from(unowned));
+        let unowned = f64::from(reply.unowned) + f64::from(reply.orphaned);
+        metrics::gauge!(names::LEASE_UNOWNED).set(unowned);
+        let unowned_since = self.clock.wall().0 as f64 / 1e6
+            - reply.unowned_for.unwrap_or(Duration::ZERO).as_secs_f64();
+        metrics::gauge!(names::LEASE_UNOWNED_OLDEST).set(unowned_since);
+        metrics::gauge!(names::LEASE_NODES).set(f64::from(reply.fleet.nodes));
         let frozen = self.holdings.claims_are_frozen(self.clock.now());
         metrics::gauge!(names::LEASE_CLAIMS_FROZEN).set(f64::from(u8::from(frozen)));
         if let Some(margin) = outcome.margin {
@@ -404,6 +458,8 @@ async fn run<S: OwnershipStore>(
                     keeper.hurry(Duration::ZERO, Duration::ZERO);
                 }
                 Some(Command::Drained { tenure }) => keeper.hand_in(tenure, Duration::ZERO),
+                Some(Command::Abandon { tenure, back_off }) => keeper.abandon(tenure, back_off),
+                Some(Command::TimelineHeard { timeline }) => keeper.timeline_heard(timeline),
                 Some(Command::SetCapacity { accounts }) => {
                     keeper.set_capacity(accounts);
                     keeper.hurry(Duration::ZERO, Duration::ZERO);

@@ -213,3 +213,42 @@ async fn node_that_stood_still_sends_nothing_until_a_later_renewal_is_confirmed(
     drop(ticker);
     lease.shutdown().await;
 }
+
+#[tokio::test]
+async fn node_on_a_demoted_primary_sends_nothing_once_it_hears_of_a_newer_one() {
+    let table = MemoryTable::new(SystemClock);
+    table.set_account(account(ACCOUNT), "paper", true);
+    let hands = ManualClock::default();
+    let (clock, gate) = (NodeClock::new(hands.clone()), Gate::new());
+    let settings = LeaseSettings {
+        node: node("a"),
+        platforms: vec!["paper".into()],
+        timing: TIMING,
+        capacity: 10,
+        claim_rows_max: 10,
+        listen_url: None,
+        proven_dead: Vec::new(),
+    };
+    let store = MemoryOwnership::new(table.clone(), TIMING.query_limit);
+    let mut keeper = LeaseKeeper::new(&settings, store, gate.clone(), clock.clone());
+    keeper.cycle().await.unwrap();
+    let may_send = || gate.permit(account(ACCOUNT), clock.now(), Duration::from_secs(2));
+    let before = may_send().unwrap();
+
+    // What others have seen already is no news.
+    keeper.timeline_heard(1);
+    assert!(may_send().is_ok());
+    keeper.timeline_heard(2);
+    assert_eq!(may_send().unwrap_err(), Denied::Revoked);
+    assert_eq!(before.spend(clock.now()).unwrap_err(), Denied::Revoked);
+    assert_eq!(keeper.due(), clock.now(), "confirmed anew at once");
+    hands.advance(Duration::from_secs(1));
+    assert_eq!(keeper.cycle().await.unwrap_err().as_str(), "old_timeline");
+    assert_eq!(may_send().unwrap_err(), Denied::Revoked);
+
+    // The new primary still has this node as the owner.
+    table.set_timeline(2);
+    hands.advance(Duration::from_secs(1));
+    keeper.cycle().await.unwrap();
+    assert!(may_send().is_ok());
+}

@@ -1,0 +1,104 @@
+//! Whether the database's time, and the database itself, is the one it was. Pure.
+//!
+//! Decides: when expired rows are left alone because the clock that made them run out jumped, or
+//! because another server answers that may lack the last renewals.
+//! In: the database's mark of each confirmed cycle, with the node's own instants around it.
+//! Out: [`DatabaseDoubt`], and until when claims are frozen.
+//!
+//! Invariants:
+//! 1. A step is what lies outside of what may have passed here, by more than one second (H12).
+//! 2. A change of timeline is always a doubt (H13).
+//!
+//! Not covered: a node that starts after the step has nothing to compare with.
+
+use crate::clock::NodeTime;
+use schemas::Micros;
+use std::time::Duration;
+
+/// A difference between the database's clock and ours beyond this is a step (H12).
+pub const DATABASE_STEP_MAX: Duration = Duration::from_secs(1);
+
+/// The database's own idea of time, to notice when it jumps.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct DatabaseMark {
+    /// Its clock at the start of the transaction.
+    pub now: Micros,
+    /// Timeline of its write-ahead log, where it can be read; a promotion changes it.
+    pub timeline: Option<u32>,
+}
+
+/// Why the database's time is in doubt.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum DatabaseDoubt {
+    /// Its clock moved by more than time has passed here, or by less.
+    ClockStep,
+    /// Another server answers, and it may lack the last renewals of others.
+    Timeline,
+}
+
+impl DatabaseDoubt {
+    /// The word used in metrics.
+    pub fn as_str(self) -> &'static str {
+        match self {
+            DatabaseDoubt::ClockStep => "clock",
+            DatabaseDoubt::Timeline => "timeline",
+        }
+    }
+}
+
+/// Compares the database's clock with ours from cycle to cycle (H12), and its timeline (H13).
+#[derive(Debug, Clone, Default)]
+pub struct ClaimGuard {
+    last: Option<(DatabaseMark, NodeTime, NodeTime)>,
+    frozen_until: NodeTime,
+}
+
+impl ClaimGuard {
+    /// Looks at one confirmed cycle that ran from `started` to `finished`.
+    ///
+    /// The database read its clock somewhere between the two, so the time that passed here since
+    /// the last cycle is known only within bounds; a step is what lies outside of them by more
+    /// than [`DATABASE_STEP_MAX`].
+    pub fn observe(
+        &mut self,
+        mark: DatabaseMark,
+        started: NodeTime,
+        finished: NodeTime,
+        freeze: Duration,
+    ) -> Option<DatabaseDoubt> {
+        let before = self.last.replace((mark, started, finished));
+        let doubt = before.and_then(|(mark_before, started_before, finished_before)| {
+            let least = started.since(finished_before).saturating_sub(DATABASE_STEP_MAX);
+            let most = finished.since(started_before) + DATABASE_STEP_MAX;
+            let passed_us = i128::from(mark.now.0) - i128::from(mark_before.now.0);
+            let timeline_changed = matches!(
+                (mark_before.timeline, mark.timeline), (Some(before), Some(now)) if before != now
+            );
+            if timeline_changed {
+                Some(DatabaseDoubt::Timeline)
+            } else if passed_us < micros(least) || passed_us > micros(most) {
+                Some(DatabaseDoubt::ClockStep)
+            } else {
+                None
+            }
+        });
+        if doubt.is_some() {
+            self.frozen_until = self.frozen_until.max(finished.plus(freeze));
+        }
+        doubt
+    }
+
+    /// Whether rows of owners whose lease ran out may be claimed.
+    pub fn expired_may_be_claimed(&self, now: NodeTime) -> bool {
+        now >= self.frozen_until
+    }
+
+    /// Until when they are left alone; in the past where they are not.
+    pub fn frozen_until(&self) -> NodeTime {
+        self.frozen_until
+    }
+}
+
+fn micros(duration: Duration) -> i128 {
+    i128::try_from(duration.as_micros()).unwrap_or(i128::MAX)
+}
