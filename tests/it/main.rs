@@ -11,6 +11,7 @@ mod dashboards;
 mod faults;
 mod isolation;
 mod leading;
+mod letting_go;
 mod publishing;
 mod racing;
 mod restart;

@@ -19,7 +19,7 @@ use super::session::{self, Control, Ended, Gained, NodeContext, Wanted};
 use crate::lease::share::Balance;
 use crate::lease::{LeaseState, TenureKey, task::LeaseCommands};
 use schemas::AccountId;
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 use tokio::sync::{mpsc, watch};
@@ -36,6 +36,10 @@ const CRASHES_MAX: u32 = 3;
 const UNSERVED_BACK_OFF: f64 = 0.75;
 /// How long it keeps away from one that it gave away: long enough for another to take it.
 const GIVEN_BACK_OFF: Duration = Duration::from_secs(60);
+/// How long a session may look for a moment without an order on its way, to move to another node.
+const MOVE_LIMIT: Duration = Duration::from_secs(30);
+/// How long a node claims nothing that did not hear a master which others heard.
+const DEAF_PAUSE: Duration = Duration::from_secs(600);
 /// How often the manager looks whether such a wait has passed.
 const LOOK: Duration = Duration::from_secs(1);
 /// Ends of sessions that wait to be noticed; more than a node has accounts.
@@ -43,6 +47,8 @@ const ENDS_MAX: usize = 16_384;
 
 struct Running {
     tenure: TenureKey,
+    /// Since when it is told to move to another node.
+    moving_since: Option<Instant>,
     wanted: watch::Sender<Wanted>,
 }
 
@@ -56,6 +62,8 @@ pub struct Manager {
     resting: BTreeMap<TenureKey, (Duration, Instant)>,
     /// How often sessions of a tenure ended by themselves.
     crashes: BTreeMap<TenureKey, u32>,
+    /// Tenures that were let go: no session of theirs begins again (S20).
+    handed_in: BTreeSet<TenureKey>,
     balance: Balance,
     lease_state: watch::Receiver<Arc<LeaseState>>,
     /// Tenures whose session was begun once: a second one cannot know what the first has sent.
@@ -87,6 +95,7 @@ impl Manager {
             running: BTreeMap::new(),
             resting: BTreeMap::new(),
             crashes: BTreeMap::new(),
+            handed_in: BTreeSet::new(),
             balance,
             lease_state,
             begun: BTreeMap::new(),
@@ -107,7 +116,7 @@ impl Manager {
                 () = raised(&mut shutdown) => break,
                 Some((tenure, how)) = self.ended.recv() => self.on_ended(tenure, how).await,
                 changed = state.changed() => if changed.is_err() { break },
-                () = tokio::time::sleep(LOOK), if !self.resting.is_empty() => {}
+                () = tokio::time::sleep(LOOK), if self.has_waits() => {}
             }
         }
         self.drain_all(limit).await;
@@ -119,6 +128,7 @@ impl Manager {
         };
         self.resting.retain(|key, _| is_held(key));
         self.crashes.retain(|key, _| is_held(key));
+        self.handed_in.retain(is_held);
         for (account, running) in &self.running {
             let wanted = match state.held.get(account) {
                 Some(tenure) if tenure.token == running.tenure.token && tenure.enabled => {
@@ -137,6 +147,9 @@ impl Manager {
                 continue;
             }
             let key = TenureKey { account: *account, token: tenure.token };
+            if self.handed_in.contains(&key) {
+                continue;
+            }
             if self.resting.get(&key).is_some_and(|(_, until)| Instant::now() < *until) {
                 continue;
             }
@@ -154,17 +167,27 @@ impl Manager {
 
     /// Tells one session to move to another node, if this one has far more than its share.
     fn give_away(&mut self, state: &LeaseState) {
+        if let Some(moving) = self.running.values_mut().find(|running| running.is_moving()) {
+            // One at a time; one that is never without an order stays.
+            if moving.moving_since.is_none_or(|since| since.elapsed() >= MOVE_LIMIT) {
+                moving.moving_since = None;
+                moving.set(Wanted::Run);
+            }
+            return;
+        }
         let now = self.context.clock.now();
         let owned = u32::try_from(state.held.len()).unwrap_or(u32::MAX);
         let without_owner = state.unowned.saturating_add(state.orphaned);
         if !self.balance.wants_to_give(now, owned, &state.fleet, without_owner) {
             return;
         }
-        // The last number is as good as any, and the same one until it has moved.
-        let running = self.running.values().rev();
-        let running = running.filter(|running| *running.wanted.borrow() == Wanted::Run);
-        if let Some(running) = running.into_iter().next() {
+        // Any will do; another one each time, as the one before may trade without a pause.
+        let wanted = |running: &&mut Running| *running.wanted.borrow() == Wanted::Run;
+        let candidates: Vec<&mut Running> = self.running.values_mut().filter(wanted).collect();
+        let place = fastrand::usize(..candidates.len().max(1));
+        if let Some(running) = candidates.into_iter().nth(place) {
             tracing::info!(account = %running.tenure.account, owned, fleet = ?state.fleet, "account is given to another node");
+            running.moving_since = Some(Instant::now());
             running.set(Wanted::Move);
             self.balance.gives(now, running.tenure.account);
         }
@@ -172,6 +195,10 @@ impl Manager {
 
     fn unserved_back_off(&self) -> Duration {
         self.context.config.session_down.mul_f64(UNSERVED_BACK_OFF)
+    }
+
+    fn has_waits(&self) -> bool {
+        !self.resting.is_empty() || self.running.values().any(Running::is_moving)
     }
 
     fn has_peers(&self) -> bool {
@@ -207,7 +234,7 @@ impl Manager {
             // Nobody listens any more when the node ends; then nothing is handed in either.
             let _node_ends = ends.send((tenure, how)).await;
         });
-        self.running.insert(tenure.account, Running { tenure, wanted });
+        self.running.insert(tenure.account, Running { tenure, moving_since: None, wanted });
     }
 
     async fn on_ended(&mut self, tenure: TenureKey, how: Ended) {
@@ -238,7 +265,11 @@ impl Manager {
                 self.let_go(tenure, true, GIVEN_BACK_OFF).await;
             }
             Ended::Drained => self.let_go(tenure, true, Duration::ZERO).await,
-            Ended::Unserved { drained } => {
+            Ended::Unserved { drained, deaf } => {
+                if deaf {
+                    // A loop that has ended claims nothing anyway.
+                    let _told = self.lease.pause_claims(DEAF_PAUSE).await;
+                }
                 self.let_go(tenure, drained, self.unserved_back_off()).await;
             }
             Ended::NotDrained if wanted == Some(Wanted::Move) => {
@@ -256,7 +287,9 @@ impl Manager {
     }
 
     /// Gives a tenure back where it is drained, and lets it run out where it is not.
-    async fn let_go(&self, tenure: TenureKey, drained: bool, back_off: Duration) {
+    async fn let_go(&mut self, tenure: TenureKey, drained: bool, back_off: Duration) {
+        // Until the lease loop has heard of it, its state still names the tenure.
+        self.handed_in.insert(tenure);
         let told = if drained {
             self.lease.release(tenure, back_off).await
         } else {

@@ -141,6 +141,8 @@ pub enum Ended {
     Unserved {
         /// Nothing in flight, everything written; otherwise the lease must run out.
         drained: bool,
+        /// It is this node that does not hear the master.
+        deaf: bool,
     },
     /// The tenure was lost.
     Stopped,
@@ -301,7 +303,7 @@ impl AccountSession {
                         }
                         Interrupted::Unserved => {
                             let drained = self.drain(connection).await == Ended::Drained;
-                            return Ended::Unserved { drained };
+                            return Ended::Unserved { drained, deaf: true };
                         }
                         Interrupted::Wanted(Wanted::Run | Wanted::Stop) => {
                             self.cut(&mut connection);
@@ -319,7 +321,7 @@ impl AccountSession {
                     {
                         tracing::warn!(account = %self.owner.account, "session down for too long, another node may try");
                         let ended = self.end_unconnected(Wanted::Drain).await;
-                        return Ended::Unserved { drained: ended == Ended::Drained };
+                        return Ended::Unserved { drained: ended == Ended::Drained, deaf: false };
                     }
                     if let Err(wanted) = self.pause(wait).await {
                         return self.end_unconnected(wanted).await;
@@ -537,6 +539,9 @@ impl AccountSession {
                 Some((key, attempt, outcome)) = connection.answers.next() => {
                     metrics::counter!(names::BROKER_CALLS_FINISHED, "outcome" => outcome_word(&outcome)).increment(1);
                     self.step(connection, Input::Answer { key, attempt, outcome }).await;
+                    if self.may_move() {
+                        return Interrupted::Wanted(Wanted::Move);
+                    }
                 }
                 Some((id, read)) = connection.reads.next() => {
                     self.step(connection, Input::Read { id, read }).await;
@@ -570,11 +575,16 @@ impl AccountSession {
         }
         self.step(connection, Input::Tick).await;
         self.routine_status();
-        let is_flat = self.follower.as_ref().is_none_or(|follower| follower.unanswered() == 0);
-        if self.wanted() == Err(Wanted::Move) && is_flat {
+        if self.may_move() {
             return Some(Interrupted::Wanted(Wanted::Move));
         }
         if self.is_deaf_alone().await { Some(Interrupted::Unserved) } else { None }
+    }
+
+    /// Another node is to have the account, and no order is on its way.
+    fn may_move(&self) -> bool {
+        self.wanted() == Err(Wanted::Move)
+            && self.follower.as_ref().is_none_or(|follower| follower.unanswered() == 0)
     }
 
     fn has_peers(&self) -> bool {

@@ -245,6 +245,8 @@ pub struct Holdings {
     proven_dead: Vec<NodeId>,
     timeline_max: Option<u32>,
     fleet: Fleet,
+    /// Nothing is claimed before this instant.
+    claims_paused_until: NodeTime,
     /// Since when this node leaves accounts to others because it has its share.
     left_since: Option<NodeTime>,
     /// Cycles in a row that wanted rows and got none.
@@ -333,6 +335,7 @@ impl Holdings {
             proven_dead: Vec::new(),
             timeline_max: None,
             fleet: Fleet::default(),
+            claims_paused_until: NodeTime::START,
             left_since: None,
             fruitless: 0,
         }
@@ -384,6 +387,11 @@ impl Holdings {
     /// From the next cycle on, claim up to this many accounts; what is held stays held.
     pub fn set_capacity(&mut self, capacity: u32) {
         self.capacity = capacity;
+    }
+
+    /// Claims nothing before this instant, and tells the others that there is no room here.
+    pub fn pause_claims(&mut self, until: NodeTime) {
+        self.claims_paused_until = self.claims_paused_until.max(until);
     }
 
     /// Hands a drained tenure in: it is not held from now on, and given back by the next cycle.
@@ -448,7 +456,7 @@ impl Holdings {
             node: self.node.clone(),
             platforms: self.platforms.clone(),
             lease: self.timing.lease,
-            capacity: self.capacity,
+            capacity: if started < self.claims_paused_until { 0 } else { self.capacity },
             timeline_min: self.timeline_max,
             release: keys(self.releasing.iter().map(|(account, token)| (*account, *token))),
             renew: keys(self.held.iter().map(|(account, tenure)| (*account, tenure.token))),
@@ -473,6 +481,9 @@ impl Holdings {
     /// How many more accounts this node would take now: up to its share, and up to its capacity
     /// once the others have had the time to take what is above it.
     fn room(&self, now: NodeTime) -> u32 {
+        if now < self.claims_paused_until {
+            return 0;
+        }
         let waited = self.left_since.is_some_and(|since| now.since(since) >= SHARE_GRACE);
         let most = if waited { self.capacity } else { self.capacity.min(self.fleet.share()) };
         most.saturating_sub(self.owned())

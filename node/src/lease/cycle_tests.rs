@@ -250,6 +250,17 @@ fn abandoned_tenure_runs_out_and_is_this_nodes_again_only_if_nobody_took_it() {
 }
 
 #[test]
+fn node_that_pauses_claims_says_that_it_has_no_room_and_keeps_what_it_has() {
+    let mut node = node_with(&[(1, 1, None)]);
+    node.pause_claims(at(100));
+    let request = node.request(at(20));
+    assert_eq!((request.claim, request.capacity), (None, 0));
+    assert_eq!(request.renew, [key(1, 1)]);
+    let request = node.request(at(100));
+    assert_eq!((request.claim.is_some(), request.capacity), (true, 100));
+}
+
+#[test]
 fn highest_timeline_that_was_seen_or_heard_of_is_asked_for() {
     let mut node = node_with(&[(1, 1, None)]);
     assert_eq!(node.request(at(20)).timeline_min, Some(1));

@@ -102,6 +102,7 @@ enum Command {
     Drained { tenure: TenureKey },
     Abandon { tenure: TenureKey, back_off: Duration },
     TimelineHeard { timeline: u32 },
+    PauseClaims { pause: Duration },
     SetCapacity { accounts: u32 },
     Shutdown,
 }
@@ -146,6 +147,11 @@ impl LeaseCommands {
     /// The caller promises that the session has ended.
     pub async fn abandon(&self, tenure: TenureKey, back_off: Duration) -> Result<(), LeaseEnded> {
         self.send(Command::Abandon { tenure, back_off }).await
+    }
+
+    /// Claims nothing for so long, and tells the others that there is no room here.
+    pub async fn pause_claims(&self, pause: Duration) -> Result<(), LeaseEnded> {
+        self.send(Command::PauseClaims { pause }).await
     }
 
     /// Another node has seen a server of this timeline.
@@ -328,6 +334,12 @@ impl<S: OwnershipStore> LeaseKeeper<S> {
         }
     }
 
+    /// Claims nothing for so long.
+    pub fn pause_claims(&mut self, pause: Duration) {
+        let until = self.clock.now().plus(pause);
+        self.holdings.pause_claims(until);
+    }
+
     /// Another node has seen this timeline. If it is higher than any before, the server that
     /// confirmed our leases was demoted, and what it confirmed since holds nowhere else: all
     /// permits are taken back until a server of that timeline confirms (H14).
@@ -459,6 +471,7 @@ async fn run<S: OwnershipStore>(
                 }
                 Some(Command::Drained { tenure }) => keeper.hand_in(tenure, Duration::ZERO),
                 Some(Command::Abandon { tenure, back_off }) => keeper.abandon(tenure, back_off),
+                Some(Command::PauseClaims { pause }) => keeper.pause_claims(pause),
                 Some(Command::TimelineHeard { timeline }) => keeper.timeline_heard(timeline),
                 Some(Command::SetCapacity { accounts }) => {
                     keeper.set_capacity(accounts);
