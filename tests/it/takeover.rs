@@ -1,12 +1,13 @@
 //! Owners that end, in an orderly way and not.
 
+use devstack::{FaultMode, FaultProxy};
 use lockstep::cli::demo::SETTLE_AND_READ;
 use lockstep::cli::demo::judge::{JudgedFollower, Volumes, judge};
 use lockstep_tests::master::Master;
 use lockstep_tests::oracle::{State, assert_clean, orders};
 use lockstep_tests::world::{EURUSD, SOON, TAKEOVER, World, owners, until, wall};
 use paper::faults::SettingsChange;
-use paper::protocol::Instruction;
+use paper::protocol::{Instruction, Style};
 use schemas::{Lots, Micros, Symbol};
 use sqlx::Row;
 use std::collections::BTreeMap;
@@ -108,6 +109,47 @@ async fn a_killed_nodes_followers_are_taken_over_and_no_trade_is_copied_twice() 
         })
         .collect();
     judged(&world, &master, &ledger, &unowned);
+}
+
+#[tokio::test]
+async fn an_account_with_an_unanswered_order_is_left_to_expire_at_a_shutdown() {
+    let mut world = World::start("unanswered").await;
+    let account = world.add_external_account("master").await;
+    let broker = FaultProxy::start(world.paper_addr).await.unwrap();
+    let stuck = world.add_paper_account_at("stuck", Style::Mt5, broker.addr()).await;
+    let calm = world.add_paper_account("calm", Style::Mt5).await;
+    world.add_link(account, stuck, 1).await;
+    world.add_link(account, calm, 1).await;
+    let mut master = Master::start(vec![world.bus.url(0)], account).await;
+    let a = world.node("a").start();
+    world.until_copying().await;
+    let of_a = world.owned_by(&a).await;
+    broker.set_mode(FaultMode::BlackHole).await.unwrap();
+    master.open("0.10");
+    until("the order of the one that gets through", SOON, async || {
+        (!orders(&world.ledger().await).is_empty()).then_some(())
+    })
+    .await;
+    a.process.terminate().unwrap();
+    let mut db = world.database().await;
+    until("the calm one is given back", SOON, async || {
+        owners(&mut db).await[&calm].node.is_none().then_some(())
+    })
+    .await;
+    a.process.wait(TAKEOVER).await.unwrap();
+    let left = &owners(&mut db).await[&stuck];
+    assert!(
+        left.node.as_ref().is_some_and(|node| a.is(node)),
+        "given back with an order on its way"
+    );
+
+    // The next owner takes it as after a crash, and finds out what became of the order.
+    broker.set_mode(FaultMode::Pass).await.unwrap();
+    let _b = world.node("b").start();
+    let ledger = world.until_equal(TAKEOVER, |_| State::of_book(&master.book)).await;
+    assert_clean(&ledger);
+    let now = owners(&mut db).await;
+    assert!(of_a.iter().all(|(account, token)| now[account].token == *token + 1));
 }
 
 #[tokio::test]

@@ -15,12 +15,14 @@
 //! 4. A row that somebody else locks costs only itself (M4).
 //! 5. A claim takes at most what it asked for (M1); more is an error and is rolled back.
 //! 6. An answer from a transaction older than [`TRANSACTION_AGE_MAX`] is refused before commit.
+//! 7. A server of a lower timeline than one that was seen or heard of is left before anything begins
+//!    (H14).
 //!
 //! Renewal locks rows `FOR NO KEY UPDATE`, so that a writer that fences its rows with
 //! `FOR KEY SHARE` does not cost a renewal; claim and release lock `FOR UPDATE`, so that they pass
 //! by an account whose old owner's rows are just being committed (M6).
 //!
-//! Not covered: two primaries at once; a server that loses committed renewals (`cycle.rs` freezes
+//! Not covered: a server that loses committed renewals (`doubt.rs` freezes
 //! claims after a change of timeline, which makes that unlikely and not impossible).
 
 use super::cycle::{

@@ -16,7 +16,8 @@
 //! Not promised: without a quorum a node that is cut from the bus and from the new primary, and not
 //! from the old one, keeps renewing there. Only a server that cannot commit alone prevents that:
 //! run Postgres with a synchronous standby. Servers that do not tell their identifier or timeline
-//! (some managed ones) are not compared at all.
+//! (some managed ones) are not compared at all. A node that has seen timeline 3 refuses a new, empty
+//! database of timeline 1 in its place until it is started again.
 
 use super::task::{LeaseCommands, LeaseState};
 use crate::database;

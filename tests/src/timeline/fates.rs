@@ -8,6 +8,8 @@ use std::collections::{BTreeMap, BTreeSet};
 
 /// A copy that comes within this of the master's trade was copied at once.
 const AT_ONCE_S: f64 = 2.0;
+/// Within this after its first new copy a follower has decided on everything (L3: execution).
+const EXECUTION_S: f64 = 5.0;
 
 /// A trade of the master, in seconds since the last renewal.
 #[derive(Debug, Clone, Copy)]
@@ -110,13 +112,13 @@ impl Fates {
 
     /// Copies that were forgotten: never opened, although somebody copied while the trade was open.
     ///
-    /// What was opened from `from` on and closed within a second after the follower's first copy
-    /// behind the gap may be over before anybody could copy it.
+    /// What was opened from `from` on and closed within [`EXECUTION_S`] after the follower's first
+    /// copy behind the gap may be over before anybody could copy it.
     pub(super) fn forgotten(&self, from: f64, gap: f64) -> Vec<String> {
         let is_forgotten = |follower: AccountId, trade: &MasterTrade, fate: &Fate| match fate {
             Fate::Missing => true,
             Fate::EndedBefore => {
-                let again = self.first_open_on(follower, gap).map(|at| at + 1.0);
+                let again = self.first_open_on(follower, gap).map(|at| at + EXECUTION_S);
                 trade.opened < from || again.is_none_or(|again| trade.closed > Some(again))
             }
             Fate::Copied { .. } | Fate::Skipped(_) => false,

@@ -1,7 +1,7 @@
 //! The default timeline in real time: a node is cut from the database and keeps broker and bus.
 //!
 //! Inputs: nothing but the program and its defaults. Outputs: one table for each ending (another
-//! node takes the accounts; nobody can), with what was expected and what was seen; as JSON too.
+//! node takes the accounts; nobody can) and one for the quick paths to a new owner, with what was expected and what was seen; as JSON too.
 //!
 //! Invariants:
 //! 1. The lease, its cycle, fence, retry, settle time and limits are the defaults of the program.
@@ -12,6 +12,7 @@
 //! Not covered: more than one fault at once; the tests and the simulation do that.
 
 mod fates;
+mod paths;
 mod rows;
 mod scene;
 
@@ -56,12 +57,12 @@ pub fn main(arguments: &[String]) -> ExitCode {
         }
     };
     const { assert!(WORLDS_MAX >= 2, "both endings run side by side") };
-    eprintln!("timeline: two minutes and a half, in real time, with the default settings ...");
+    eprintln!("timeline: three and a half minutes, in real time, with the default settings ...");
     let runtime =
         tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build().unwrap();
     let told = runtime.block_on(async {
         let endings = tokio::join!(scene::play(Ending::Taken), scene::play(Ending::Nobody));
-        [endings.0, endings.1]
+        [endings.0, endings.1, paths::play().await]
     });
     runtime.shutdown_background();
     let as_expected = told.iter().flat_map(|told| &told.rows).all(|row| row.ok);

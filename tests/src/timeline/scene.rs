@@ -65,7 +65,8 @@ pub(super) async fn play(ending: Ending) -> Told {
     let seen = scene.go_on(zero, &held).await;
     scene.end().await;
     let fates = fates::read(&scene.world, &scene.master, zero).await;
-    Told { ending, rows: rows(ending, &seen, &fates, held.len()) }
+    let (title, word) = (ending.title(), ending.word());
+    Told { title, word, rows: rows(ending, &seen, &fates, held.len()) }
 }
 
 impl Scene {
@@ -287,7 +288,7 @@ fn rows_of_a(seen: &Seen, fates: &Fates, held: usize) -> Vec<Row> {
             what: "A's renewal fails",
             expected: "A tries again every 2 s and copies on: its permits hold until 45".into(),
             seen: format!(
-                "{} cycle failed by 26; until 42: {}",
+                "{} cycles failed by 26; until 42: {}",
                 seen.failed_at_20,
                 words(later, of_later, slowest_later)
             ),

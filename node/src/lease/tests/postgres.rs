@@ -165,6 +165,33 @@ async fn wait_after_bad_starts_is_the_same_in_the_database_and_in_the_node() {
 }
 
 #[tokio::test]
+async fn row_that_is_written_late_in_its_transaction_gets_the_whole_lease() {
+    let world = PostgresWorld::new().await;
+    world.fill(2).await;
+    let mut store = world.store();
+    store.cycle(&claiming("a", 5)).await.unwrap();
+    world
+        .run(
+            "create function slowly() returns trigger language plpgsql as $$
+             begin if new.id = 1 then perform pg_sleep(0.6); end if; return new; end $$;
+             create trigger slowly before update on trading_accounts
+             for each row execute function slowly();",
+        )
+        .await;
+    store.cycle(&renewing("a", &[key(1, 1), key(2, 1)])).await.unwrap();
+    let later_us = world
+        .number(
+            "select (extract(epoch from (select lease_until from trading_accounts where id = 2)
+                 - (select lease_until from trading_accounts where id = 1)) * 1000000)::bigint",
+        )
+        .await;
+    assert!(
+        later_us >= 600_000,
+        "the second row was written 600 ms later, and ends {later_us} us later"
+    );
+}
+
+#[tokio::test]
 async fn transaction_older_than_a_second_is_refused_and_rolled_back() {
     let world = PostgresWorld::new().await;
     world.fill(1).await;

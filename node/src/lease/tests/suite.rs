@@ -30,6 +30,8 @@ for_both_stores! {
     release_frees_the_row_and_the_next_owner_starts_clean
     release_under_another_token_does_nothing
     release_of_a_locked_row_waits_for_the_next_cycle
+    renewal_that_arrives_after_the_release_owns_nothing
+    claim_goes_by_the_stored_end_and_not_by_the_claimants_own_lease
     account_that_was_switched_off_is_still_owned_and_reported_but_never_claimed
     accounts_of_other_platforms_are_not_touched
     account_that_the_node_keeps_away_from_is_not_claimed
@@ -189,6 +191,29 @@ async fn release_under_another_token_does_nothing(world: impl World) {
         assert_eq!(store.cycle(&request).await.unwrap().released, []);
     }
     assert_eq!(world.row(1).await.node_id.as_deref(), Some("a"));
+}
+
+async fn renewal_that_arrives_after_the_release_owns_nothing(world: impl World) {
+    world.set_account(1, "paper", true).await;
+    let mut store = world.store();
+    store.cycle(&claiming("a", 5)).await.unwrap();
+    store.cycle(&releasing("a", &[key(1, 1)])).await.unwrap();
+    // It was on its way when the node let go (B4).
+    let late = world.store().cycle(&renewing("a", &[key(1, 1)])).await.unwrap();
+    assert_eq!((late.renewed, late.owned), (Vec::new(), Vec::new()));
+    assert_eq!(world.store().cycle(&claiming("b", 5)).await.unwrap().claimed.len(), 1);
+    // And a release that is sent twice frees nobody else's tenure (B13).
+    let again = world.store().cycle(&releasing("a", &[key(1, 1)])).await.unwrap();
+    assert_eq!(again.released, []);
+    assert_eq!(world.row(1).await.node_id.as_deref(), Some("b"));
+}
+
+async fn claim_goes_by_the_stored_end_and_not_by_the_claimants_own_lease(world: impl World) {
+    world.set_account(1, "paper", true).await;
+    world.store().cycle(&claiming("a", 5)).await.unwrap();
+    let mut hasty = claiming("b", 5);
+    hasty.lease = Duration::ZERO;
+    assert_eq!(world.store().cycle(&hasty).await.unwrap().claimed, []);
 }
 
 async fn release_of_a_locked_row_waits_for_the_next_cycle(world: impl World) {
