@@ -97,6 +97,9 @@ pub struct LinkRow {
     pub slippage_points: u32,
     /// Trades opened before this instant are not copied.
     pub copy_from: String,
+    /// Since when it is known that the follower's broker does not keep tags (H53): nothing is
+    /// opened late. Absent where they came back, or nobody has seen a copy yet.
+    pub untaggable_since: Option<String>,
     /// Every rule that is not the default, as `lockstep link add` writes it.
     pub options: Vec<String>,
 }
@@ -310,7 +313,7 @@ pub async fn list_links(db: &mut PgConnection) -> Result<Vec<LinkRow>, Directory
     let rows = sqlx::query(
         "select l.id, m.name as master, f.name as follower, l.magic, l.enabled, l.sizing, l.sizing_value, \
          l.slippage_points, l.copy_from, l.below_min, l.above_max, l.align_contract, l.copy_stops, \
-         l.copy_pendings, l.reverse, l.sync_existing, l.symbol_map, l.symbol_suffix from copy_links l \
+         l.copy_pendings, l.reverse, l.sync_existing, l.symbol_map, l.symbol_suffix, l.untaggable_since from copy_links l \
          join trading_accounts m on m.id = l.master_id join trading_accounts f on f.id = l.follower_id \
          where l.deleted_at is null order by l.id",
     )
@@ -329,6 +332,7 @@ pub async fn list_links(db: &mut PgConnection) -> Result<Vec<LinkRow>, Directory
                 sizing_value: row.get::<Decimal, _>("sizing_value").normalize(),
                 slippage_points: row.get::<i32, _>("slippage_points").unsigned_abs(),
                 copy_from: rfc3339(row.get("copy_from")),
+                untaggable_since: row.get::<Option<_>, _>("untaggable_since").map(rfc3339),
                 options: link_options(row),
             })
         })
@@ -365,7 +369,8 @@ fn link_options(row: &PgRow) -> Vec<String> {
 }
 
 /// Switches a link on or off. Switching on starts a new `copy_from`: what the master opened
-/// meanwhile is not copied, unless the link says `sync_existing`.
+/// meanwhile is not copied, unless the link says `sync_existing`. It also looks anew whether the
+/// broker keeps tags, on a link that is on already as well.
 pub async fn enable_link(
     db: &mut PgConnection,
     id: LinkId,
@@ -379,8 +384,9 @@ pub async fn enable_link(
         return Err(DirectoryError::NoLink(id));
     }
     let done = sqlx::query(
-        "update copy_links set enabled = $2, copy_from = case when $2 then clock_timestamp() else copy_from end \
-         where id = $1 and enabled <> $2",
+        "update copy_links set enabled = $2, untaggable_since = case when $2 then null else untaggable_since end, \
+         copy_from = case when $2 and not enabled then clock_timestamp() else copy_from end \
+         where id = $1 and (enabled <> $2 or $2 and untaggable_since is not null)",
     )
     .bind(id.as_i64())
     .bind(enabled)
@@ -434,6 +440,7 @@ fn link_rules(row: &PgRow) -> Result<LinkRules, DirectoryError> {
         |column: &'static str, problem: String| DirectoryError::Row { table, id, column, problem };
     let enabled: bool = row.get("enabled");
     let deleted: Option<OffsetDateTime> = row.get("deleted_at");
+    let untaggable: Option<OffsetDateTime> = row.get("untaggable_since");
     Ok(LinkRules {
         link: checked(table, id, "id", LinkId::from_i64(id))?,
         master: checked(table, id, "master_id", AccountId::from_i64(row.get("master_id")))?,
@@ -441,7 +448,11 @@ fn link_rules(row: &PgRow) -> Result<LinkRules, DirectoryError> {
         magic: magic(row, id)?,
         copy_from: micros(row.get("copy_from")),
         sync_existing: row.get("sync_existing"),
-        mode: if enabled && deleted.is_none() { LinkMode::Copy } else { LinkMode::CloseOnly },
+        mode: match (enabled && deleted.is_none(), untaggable.is_some()) {
+            (false, _) => LinkMode::CloseOnly,
+            (true, true) => LinkMode::CopyUntagged,
+            (true, false) => LinkMode::Copy,
+        },
         sizing: sizing_from(row.get("sizing"), row.get("sizing_value"))
             .map_err(|problem| wrong("sizing", problem))?,
         below_min: match row.get::<&str, _>("below_min") {
@@ -483,7 +494,8 @@ pub fn micros(at: OffsetDateTime) -> Micros {
     Micros((at.unix_timestamp_nanos() / 1000) as i64)
 }
 
-fn rfc3339(at: OffsetDateTime) -> String {
+/// A database time as text.
+pub(crate) fn rfc3339(at: OffsetDateTime) -> String {
     at.format(&time::format_description::well_known::Rfc3339).unwrap_or_default()
 }
 
@@ -548,5 +560,26 @@ impl Directory {
         .execute(&self.pool)
         .await?;
         Ok(done.rows_affected() > 0)
+    }
+
+    /// Stores that the follower's broker does not keep the tags of this link; nothing changes if
+    /// that is known, or if the lease is lost.
+    pub async fn mark_untaggable(
+        &self,
+        follower: AccountId,
+        token: Token,
+        link: LinkId,
+    ) -> Result<(), DirectoryError> {
+        sqlx::query(
+            "update copy_links l set untaggable_since = clock_timestamp() from trading_accounts a \
+             where l.id = $3 and l.follower_id = a.id and l.untaggable_since is null \
+             and a.id = $1 and a.lease_token = $2 and a.node_id is not null",
+        )
+        .bind(follower.as_i64())
+        .bind(token.as_i64())
+        .bind(link.as_i64())
+        .execute(&self.pool)
+        .await?;
+        Ok(())
     }
 }

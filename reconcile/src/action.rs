@@ -96,7 +96,8 @@ words! {
         /// Its copy was there and ended before this owner took over, or cannot be told from one
         /// that did (H43).
         EndedBeforeTakeover = "ended_before_takeover",
-        /// The link's id does not fit into a tag.
+        /// The link's id does not fit into a tag; or it is late, and the broker keeps no tags, so
+        /// that nobody can tell whether a copy is there (H53).
         Untaggable = "untaggable",
     }
 }
@@ -530,6 +531,9 @@ words! {
         PendingCloseOnly = "pending_close_only",
         /// The follower's market is already past the trigger price; the fill is copied.
         PendingPricePassed = "pending_price_passed",
+        /// The order is old and the broker keeps no tags, so its copy may be there unseen; its fill
+        /// is judged as a trade (H53).
+        PendingUntagged = "pending_untagged",
     }
 }
 

@@ -68,6 +68,9 @@ pub struct LinkRules {
 pub enum LinkMode {
     /// Opens, changes and closes.
     Copy,
+    /// The same at a broker that does not keep our tags (H53): a copy is known by its row alone,
+    /// so nothing is opened late and nothing adopted that no row speaks of.
+    CopyUntagged,
     /// Changes and closes what is open; new trades are skipped for good, waiting orders cancelled.
     CloseOnly,
 }

@@ -13,12 +13,12 @@
 //! copy is brought to its target like any other.
 
 use crate::action::{CopyStep, SkipReason, WaitReason};
-use crate::input::LinkRules;
+use crate::input::{LinkMode, LinkRules};
 use crate::pair::Stops;
 use crate::price_guard::{is_fresh, point_of};
 use crate::stops::{prices_differ, settable, stops_differ, wanted_stops};
 use crate::ticket::{
-    CopyView, Decided, Facts, Market, MasterView, OpenDecision, size_of, usable_spec,
+    CopyView, Decided, Facts, Market, MasterView, OpenDecision, is_late, size_of, usable_spec,
 };
 use rust_decimal::Decimal;
 use schemas::{MasterPending, PendingKind, Price, Quote, SymbolSpec};
@@ -45,6 +45,9 @@ pub(crate) fn place_pending(
 ) -> Result<OpenDecision, SkipReason> {
     let view = MasterView::Pending(order);
     let spec = usable_spec(rules, view, market)?;
+    if rules.mode == LinkMode::CopyUntagged && is_late(order.placed_at, market) {
+        return Ok(OpenDecision::Wait(WaitReason::PendingUntagged));
+    }
     let lots = size_of(rules, view, spec, market)?;
     let kind = copy_kind(rules, order.kind);
     let price = order.price.rounded(spec.digits);

@@ -86,10 +86,11 @@ fn any_sizing() -> impl Strategy<Value = Sizing> {
 
 fn any_rules() -> impl Strategy<Value = LinkRules> {
     let flags = (any::<bool>(), any::<bool>(), any::<bool>(), any::<bool>(), any::<bool>());
-    let rare = (prop::bool::weighted(0.2), prop::bool::weighted(0.1), prop::bool::weighted(0.2));
+    let weighted = |weight| prop::bool::weighted(weight);
+    let rare = (weighted(0.2), weighted(0.1), weighted(0.2), weighted(0.2));
     (any_sizing(), flags, rare).prop_map(|(sizing, flags, rare)| {
         let (sync_existing, use_min, clamp, copy_stops, copy_pendings) = flags;
-        let (reverse, close_only, align_contract) = rare;
+        let (reverse, close_only, align_contract, untagged) = rare;
         LinkRules {
             sizing,
             sync_existing,
@@ -98,7 +99,11 @@ fn any_rules() -> impl Strategy<Value = LinkRules> {
             copy_stops,
             copy_pendings,
             reverse,
-            mode: if close_only { LinkMode::CloseOnly } else { LinkMode::Copy },
+            mode: match (close_only, untagged) {
+                (true, _) => LinkMode::CloseOnly,
+                (false, true) => LinkMode::CopyUntagged,
+                (false, false) => LinkMode::Copy,
+            },
             align_contract,
             ..Scene::new().rules
         }
@@ -497,7 +502,8 @@ proptest! {
             let master = scene.master.book.positions.get(&ticket);
             prop_assert!(master.is_some());
             let Some(master) = master else { continue };
-            prop_assert!(!master.is_copy && scene.rules.mode == LinkMode::Copy);
+            prop_assert!(!master.is_copy && scene.rules.mode != LinkMode::CloseOnly);
+            prop_assert!(!late || scene.rules.mode != LinkMode::CopyUntagged);
             prop_assert!(scene.rules.sync_existing || master.opened_at >= scene.rules.copy_from);
             prop_assert_eq!(*side == master.side, !scene.rules.reverse);
             prop_assert!(scene.history.since <= master.opened_at, "the history was searched");

@@ -547,6 +547,10 @@ fn open_position(
     let side = copy_side(rules, position.side);
     let quote = market.quotes.get(&spec.symbol);
     let late = is_late(position.opened_at, market);
+    if late && rules.mode == LinkMode::CopyUntagged {
+        // A copy of it may be there, and nothing at the broker would say so.
+        return Err(SkipReason::Untaggable);
+    }
     if late {
         check_late_open(&LateOpen {
             side,

@@ -319,6 +319,11 @@ impl<'a> World<'a> {
             if !self.copies(ticket).is_empty() {
                 continue;
             }
+            // Where no copy carries a tag, a likeness proves nothing: rows alone count (H53).
+            let needs_row = self.parts.rules.mode == LinkMode::CopyUntagged;
+            if needs_row && self.parts.pairs.main(ticket).is_none() {
+                continue;
+            }
             let Some(shape) = self.shape_of(ticket) else { continue };
             let same: Vec<_> = self
                 .untagged()

@@ -16,3 +16,4 @@ mod publishing;
 mod racing;
 mod restart;
 mod takeover;
+mod untaggable;

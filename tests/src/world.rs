@@ -330,9 +330,19 @@ impl World {
         style: Style,
         addr: SocketAddr,
     ) -> AccountId {
+        self.add_declared_account(name, addr, |account| AccountDecl::new(account, style)).await
+    }
+
+    /// An account with ways of its own at the paper broker, which nodes reach at this address.
+    pub async fn add_declared_account(
+        &self,
+        name: &str,
+        addr: SocketAddr,
+        declare: impl FnOnce(AccountId) -> AccountDecl,
+    ) -> AccountId {
         let connection = serde_json::json!({ "address": addr.to_string() });
         let account = self.add_account(name, "paper", connection).await;
-        self.driver.declare_accounts(vec![AccountDecl::new(account, style)]).await.unwrap();
+        self.driver.declare_accounts(vec![declare(account)]).await.unwrap();
         account
     }
 

@@ -5,7 +5,7 @@
 use super::metrics::names;
 use super::reading::read;
 use super::rows;
-use super::session::{AccountSession, Connection};
+use super::session::{AccountSession, Connection, LOAD_RETRY};
 use crate::broker::{BrokerSession, NotSent, Outcome};
 use crate::follower::{Attempt, Effect, Input, Record, TicketKey};
 use crate::writer::Row;
@@ -45,6 +45,7 @@ impl AccountSession {
                     metrics::counter!(names::RECONCILE_RESTLESS).increment(1);
                     tracing::warn!(%link, "plans for this link do not come to rest");
                 }
+                Effect::Untaggable(link) => self.store_untaggable(link),
             }
         }
     }
@@ -91,6 +92,22 @@ impl AccountSession {
             (key, attempt, outcome)
         }));
         effects
+    }
+
+    /// Stored beside the work, so that every later owner knows it. Ends with the lease at the
+    /// latest: then it changes nothing, and is no error any more.
+    fn store_untaggable(&self, link: schemas::LinkId) {
+        let (context, owner) = (Arc::clone(&self.context), self.owner);
+        let task = self.context.slow.spawn(async move {
+            loop {
+                let stored =
+                    context.directory.mark_untaggable(owner.account, owner.token, link).await;
+                let Err(error) = stored else { return };
+                tracing::warn!(account = %owner.account, %link, %error, "lost tags not stored");
+                tokio::time::sleep(LOAD_RETRY).await;
+            }
+        });
+        drop(task);
     }
 
     pub(super) fn persist(&self, pair: reconcile::Pair) {

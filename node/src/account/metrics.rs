@@ -27,6 +27,8 @@ pub mod names {
     pub const RECONCILE_HELD: &str = "lockstep_reconcile_held_total";
     /// Links whose plans do not come to rest.
     pub const RECONCILE_RESTLESS: &str = "lockstep_reconcile_restless_total";
+    /// Links whose broker does not keep our tags.
+    pub const LINKS_UNTAGGABLE: &str = "lockstep_links_untaggable";
     /// Second copies found.
     pub const DUPLICATES_FOUND: &str = "lockstep_duplicates_found_total";
     /// Tenures begun.
@@ -76,6 +78,12 @@ pub const METRICS: &[Metric] = &[
         names::RECONCILE_RESTLESS,
         &[],
         "Times that the plans of a link did not come to rest within six rounds.",
+    ),
+    Metric::gauge(
+        names::LINKS_UNTAGGABLE,
+        Unit::Count,
+        &[],
+        "Links of this node's followers whose broker does not keep our tags: nothing is opened late on them.",
     ),
     Metric::counter(
         names::DUPLICATES_FOUND,

@@ -170,6 +170,7 @@ pub async fn run(context: Arc<NodeContext>, gained: Gained, control: Control) ->
     let mut session = AccountSession::new(context, gained, control);
     let ended = session.run().await;
     session.leave_feeds();
+    session.count_untaggable(0);
     ended
 }
 
@@ -190,6 +191,8 @@ pub(super) struct AccountSession {
     pub(super) storing: Option<JoinHandle<()>>,
     /// Account and links are being read again, since they changed.
     reloading: Option<JoinHandle<Load>>,
+    /// How many links of this account are in the gauge of untaggable ones.
+    untaggable: usize,
     last_status: Option<NodeTime>,
     last_word: Option<&'static str>,
     /// The account at the broker cannot hold copies side by side.
@@ -239,6 +242,7 @@ impl AccountSession {
             epoch: None,
             storing: None,
             reloading: None,
+            untaggable: 0,
             last_status: None,
             last_word: None,
             cannot_follow: false,
@@ -250,6 +254,7 @@ impl AccountSession {
 
     async fn run(&mut self) -> Ended {
         self.status("connecting", None, true);
+        metrics::gauge!(names::LINKS_UNTAGGABLE).increment(0.0);
         let mut account = match self.load().await {
             Ok(account) => account,
             Err(wanted) => return self.end_unconnected(wanted).await,
@@ -700,7 +705,17 @@ impl AccountSession {
         let now = self.context.now();
         let Some(follower) = &mut self.follower else { return };
         let effects = follower.step(now, input);
+        let untaggable = follower.links_untaggable();
+        self.count_untaggable(untaggable);
         self.execute(connection, effects).await;
+    }
+
+    fn count_untaggable(&mut self, now: usize) {
+        if now != self.untaggable {
+            let change = now as f64 - self.untaggable as f64;
+            metrics::gauge!(names::LINKS_UNTAGGABLE).increment(change);
+            self.untaggable = now;
+        }
     }
 
     /// The connection is given up: whatever is on its way has an unknown outcome.
@@ -720,7 +735,8 @@ impl AccountSession {
                 | Effect::Read { .. }
                 | Effect::AskMaster { .. }
                 | Effect::Planned { .. }
-                | Effect::Restless(_) => {}
+                | Effect::Restless(_)
+                | Effect::Untaggable(_) => {}
             }
         }
         self.status("connecting", None, true);

@@ -29,7 +29,7 @@ enum LinkVerb {
         #[arg(long)]
         json: bool,
     },
-    /// Copy again, from now on.
+    /// Copy again, from now on; and look anew whether the broker keeps tags.
     Enable {
         /// Number of the link.
         link: LinkId,
@@ -158,6 +158,7 @@ impl TableRow for LinkRow {
         "value",
         "slippage",
         "copies from",
+        "tags",
         "options",
     ];
     fn cells(&self) -> Vec<String> {
@@ -171,6 +172,10 @@ impl TableRow for LinkRow {
             self.sizing_value.to_string(),
             format!("{} pt", self.slippage_points),
             self.copy_from.clone(),
+            match &self.untaggable_since {
+                Some(since) => format!("not kept since {since}"),
+                None => "-".into(),
+            },
             self.options.join(" "),
         ]
     }

@@ -2,6 +2,7 @@
 
 use super::table::{or_dash, render};
 use super::{CliError, DatabaseArg, block_on};
+use crate::directory;
 use clap::Args;
 use serde::Serialize;
 use sqlx::{PgConnection, Row};
@@ -26,6 +27,8 @@ pub struct Status {
     pub accounts: AccountCounts,
     /// Owned accounts whose session does not work, and why.
     pub sessions_down: Vec<SessionDown>,
+    /// Links whose follower's broker does not keep our tags: nothing is opened late on them.
+    pub untaggable: Vec<Untaggable>,
     /// Copies of the last 24 hours.
     pub copies: CopyCounts,
     /// Why copies of the last 24 hours were skipped or failed, most frequent first.
@@ -41,6 +44,17 @@ pub struct SessionDown {
     pub session: String,
     /// Why, if it said so.
     pub detail: Option<String>,
+}
+
+/// A link whose copies come back without their tag (H53).
+#[derive(Debug, Serialize)]
+pub struct Untaggable {
+    /// Number of the link.
+    pub link: i64,
+    /// Name of the follower.
+    pub follower: String,
+    /// Since when it is known.
+    pub since: String,
 }
 
 /// How often something was not copied for one reason.
@@ -152,7 +166,26 @@ pub async fn read(db: &mut PgConnection) -> Result<Status, sqlx::Error> {
         own_time_p95_us: row.get("p95"),
     };
     let sessions_down = sessions_down(db).await?;
-    Ok(Status { nodes, accounts, sessions_down, copies, reasons: reasons(db).await? })
+    let untaggable = untaggable(db).await?;
+    let reasons = reasons(db).await?;
+    Ok(Status { nodes, accounts, sessions_down, untaggable, copies, reasons })
+}
+
+async fn untaggable(db: &mut PgConnection) -> Result<Vec<Untaggable>, sqlx::Error> {
+    let rows = sqlx::query(
+        "select l.id, a.name, l.untaggable_since from copy_links l \
+         join trading_accounts a on a.id = l.follower_id \
+         where l.untaggable_since is not null and l.deleted_at is null order by l.id limit $1",
+    )
+    .bind(LISTED_MAX)
+    .fetch_all(db)
+    .await?;
+    let known = |row: &sqlx::postgres::PgRow| Untaggable {
+        link: row.get("id"),
+        follower: row.get("name"),
+        since: directory::rfc3339(row.get("untaggable_since")),
+    };
+    Ok(rows.iter().map(known).collect())
 }
 
 async fn sessions_down(db: &mut PgConnection) -> Result<Vec<SessionDown>, sqlx::Error> {
@@ -217,6 +250,11 @@ fn details(status: &Status) -> String {
         let rows =
             rows.map(|s| vec![s.account.clone(), s.session.clone(), or_dash(s.detail.clone())]);
         text += &format!("\n{}\n", render(&["session not open", "state", "why"], rows));
+    }
+    if !status.untaggable.is_empty() {
+        let rows = status.untaggable.iter();
+        let rows = rows.map(|u| vec![u.link.to_string(), u.follower.clone(), u.since.clone()]);
+        text += &format!("\n{}\n", render(&["tags not kept: link", "follower", "since"], rows));
     }
     if !status.reasons.is_empty() {
         let rows = status.reasons.iter().map(|r| {

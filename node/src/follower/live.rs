@@ -328,6 +328,9 @@ impl Follower {
     ) {
         self.retries.remove(&key);
         self.record_done(now, key, &order, done, effects);
+        if begins_copy(&order.step) {
+            self.look_at_tag(key, done.ticket, effects);
+        }
         let is_stray =
             matches!(order.step, CopyStep::CloseDuplicate { .. } | CopyStep::CloseOrphan { .. });
         let main = self.links.get(&key.link).and_then(|link| link.pairs.main(key.ticket)).cloned();

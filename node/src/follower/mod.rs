@@ -36,6 +36,7 @@ mod live;
 pub mod queue;
 mod reconciling;
 mod state;
+mod tagging;
 
 #[cfg(test)]
 mod tests;

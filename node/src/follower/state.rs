@@ -6,7 +6,9 @@ use crate::broker::{Outcome, SessionEvent};
 use crate::clock::NodeTime;
 use crate::writer::EventOutcome;
 use bus::{FeedMessage, RequestReason};
-use reconcile::{CopyAction, CopyStep, FollowerHistory, HeldPlan, Limits, LinkRules, Pair, Pairs};
+use reconcile::{
+    CopyAction, CopyStep, FollowerHistory, HeldPlan, Limits, LinkMode, LinkRules, Pair, Pairs,
+};
 use schemas::planted::{self, Bug};
 use schemas::{
     AccountId, AccountSnapshot, FollowerTicket, LinkId, Lots, Magic, MasterPending, MasterSnapshot,
@@ -209,6 +211,9 @@ pub enum Effect {
     },
     /// Plans for a link did not come to rest within [`ROUNDS_MAX`] rounds.
     Restless(LinkId),
+    /// A copy came back without the tag or the magic of its order: the broker does not keep them.
+    /// To be stored, so that the next owner knows it as well (H53).
+    Untaggable(LinkId),
 }
 
 /// One thing that was done or decided.
@@ -285,6 +290,8 @@ pub(super) struct Link {
     /// Copied trades that a snapshot is without and no event told the end of: only a plan, which
     /// can be held for a second look, may close their copies (H41).
     pub(super) unproven: BTreeSet<MasterTicket>,
+    /// A copy came back without its tag in this tenure; the rules say so from then on (H53).
+    pub(super) found_untaggable: bool,
     pub(super) rounds: u32,
     /// When the last reconciles ran; at most [`RECONCILES_PER_WINDOW`].
     pub(super) recent: VecDeque<NodeTime>,
@@ -451,6 +458,7 @@ impl Follower {
             taken_back: BTreeMap::new(),
             without_stops: BTreeSet::new(),
             unproven: BTreeSet::new(),
+            found_untaggable: false,
             rounds: 0,
             recent: VecDeque::new(),
         };
@@ -490,6 +498,12 @@ impl Follower {
     /// The last price of a symbol, as the session has it; set before a feed event is given in.
     pub fn set_quote(&mut self, quote: Quote) {
         self.quotes.insert(quote.symbol.clone(), quote);
+    }
+
+    /// Links whose broker does not keep our tags (H53).
+    pub fn links_untaggable(&self) -> usize {
+        let links = self.links.values();
+        links.filter(|link| link.rules.mode == LinkMode::CopyUntagged).count()
     }
 
     /// The symbols at this broker that a master's symbol is copied to.
@@ -567,7 +581,10 @@ impl Follower {
     }
 
     fn on_links(&mut self, now: Now, links: Vec<(LinkRules, Pairs)>) {
-        for (rule, pairs) in links {
+        for (mut rule, pairs) in links {
+            if let Some(link) = self.links.get_mut(&rule.link) {
+                link.keep_untagged(&mut rule);
+            }
             match self.links.get_mut(&rule.link) {
                 Some(link) if link.rules == rule => {}
                 Some(link) => {

@@ -13,4 +13,5 @@ mod pendings;
 mod random;
 mod reads;
 mod refused;
+mod takeovers;
 mod world;

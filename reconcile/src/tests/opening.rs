@@ -350,3 +350,52 @@ fn waiting_order_found_by_tag_is_adopted_not_placed_again() {
     let steps = scene.steps(101);
     assert!(matches!(steps[..], [CopyStep::AdoptCopy { is_pending: true, .. }]), "{steps:?}");
 }
+
+// H53: the broker keeps no tags, so a copy that a former owner made would not be seen.
+#[test]
+fn link_at_a_broker_without_tags_opens_at_once_and_nothing_late() {
+    let scene = |position| {
+        let mut scene = Scene::new().master_has(position);
+        scene.rules.mode = LinkMode::CopyUntagged;
+        scene
+    };
+    let fresh = scene(master_position(101));
+    assert!(opened(&fresh.steps(101)).is_some());
+    assert!(opened(&fresh.live(101).action.unwrap().steps).is_some());
+    let late = scene(late(101));
+    assert_eq!(late.skip_reason(101), Some(SkipReason::Untaggable));
+    assert!(matches!(
+        late.live(101).action.unwrap().steps[..],
+        [CopyStep::SkipOpen { reason: SkipReason::Untaggable, .. }]
+    ));
+
+    let mut orders = Scene::new().master_waits(master_pending(102));
+    orders.rules.mode = LinkMode::CopyUntagged;
+    assert_eq!(orders.steps(102), []);
+    assert_eq!(orders.live(102).waiting, Some(WaitReason::PendingUntagged));
+    orders.master.book.pendings.get_mut(&mt(102)).unwrap().placed_at = seconds_ago(1);
+    assert!(matches!(orders.steps(102)[..], [CopyStep::PlacePending { .. }]));
+}
+
+// H53: without tags every copy looks like the next one; a row says which is whose.
+#[test]
+fn at_a_broker_without_tags_a_copy_is_known_by_its_row_and_by_nothing_else() {
+    let mut blank = copy_position(55, 101);
+    blank.comment = String::new();
+    blank.opened_at = seconds_ago(1);
+    let mut scene = Scene::new().master_has(master_position(101)).follower_has(blank);
+    scene.rules.mode = LinkMode::CopyUntagged;
+    // It may be the copy: it is not taken, and no second one is opened.
+    assert_eq!(scene.steps(101), []);
+    let by_ticket = scene.open_pair(101, 55);
+    let mut closed = scene.clone().pair(by_ticket);
+    assert_eq!(closed.steps(101), []);
+    closed.master.book.positions.clear();
+    assert!(matches!(closed.steps(101)[..], [CopyStep::CloseCopy { .. }]));
+    // An order that we know to have sent has a row as well.
+    let in_flight = scene.sending_pair(101, 2);
+    assert!(matches!(
+        scene.pair(in_flight).steps(101)[..],
+        [CopyStep::AdoptCopy { found_by: FoundBy::UniqueMatch, .. }]
+    ));
+}

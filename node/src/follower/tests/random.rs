@@ -54,7 +54,7 @@ impl Chance {
             links.push((rules(OTHER_LINK, OTHER_MASTER), Pairs::default()));
         }
         let parallel = random.usize(1..5);
-        let world = World::new(Setup { style, links, settle, parallel });
+        let world = World::new(Setup { style, links, settle, parallel, ..Setup::default() });
         Chance { random, world, next_ticket: 1, by_hand: BTreeSet::new(), doubt: false }
     }
 

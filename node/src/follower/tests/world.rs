@@ -12,7 +12,9 @@ use crate::follower::{
 use bus::{DoubtReason, FeedMessage, RequestReason};
 use paper::engine::{Effects, Engine, Terms};
 use paper::faults::{Settings, Verdict};
-use paper::protocol::{AccountDecl, FeedQuote, Instruction, OrderMeta, OrderReply, Push, Style};
+use paper::protocol::{
+    AccountDecl, FeedQuote, Instruction, OpenComment, OrderMeta, OrderReply, Push, Style,
+};
 use reconcile::{
     AboveMax, BelowMin, FollowerHistory, Limits, LinkMode, LinkRules, Pair, PairId, PairState,
     Pairs, Sizing, tag,
@@ -62,6 +64,15 @@ pub(super) fn key(ticket: u64) -> TicketKey {
 
 pub(super) fn seconds(n: u64) -> Duration {
     Duration::from_secs(n)
+}
+
+fn settings(parallel_orders: usize) -> FollowerSettings {
+    FollowerSettings {
+        parallel_orders,
+        limits: Limits::default(),
+        audits: vec![seconds(15), seconds(40)],
+        routine: seconds(60),
+    }
 }
 
 fn symbol() -> Symbol {
@@ -117,6 +128,8 @@ pub(super) struct Setup {
     pub(super) links: Vec<(LinkRules, Pairs)>,
     pub(super) settle: Option<Duration>,
     pub(super) parallel: usize,
+    /// What the broker makes of an order's comment.
+    pub(super) comments: OpenComment,
 }
 
 impl Default for Setup {
@@ -126,6 +139,7 @@ impl Default for Setup {
             links: vec![(rules(LINK, MASTER), Pairs::default())],
             settle: None,
             parallel: 16,
+            comments: OpenComment::Keep,
         }
     }
 }
@@ -149,6 +163,8 @@ pub(super) struct World {
     pub(super) records: Vec<Record>,
     pub(super) plans: Vec<(Reason, Vec<&'static str>, bool, usize)>,
     pub(super) restless: usize,
+    /// Links whose broker was found to keep no tags.
+    pub(super) untaggable: Vec<LinkId>,
     pub(super) permits: bool,
     pub(super) session: bool,
     /// The broker's next answers to orders of these actions, instead of what it would do.
@@ -165,22 +181,18 @@ pub(super) struct World {
 impl World {
     pub(super) fn new(setup: Setup) -> World {
         let mut broker = Engine::default();
-        broker.declare_accounts(vec![AccountDecl::new(account(FOLLOWER), setup.style)]).unwrap();
+        let decl = AccountDecl::new(account(FOLLOWER), setup.style);
+        let decl = AccountDecl { comment_open: setup.comments, ..decl };
+        broker.declare_accounts(vec![decl]).unwrap();
         broker.declare_symbols(vec![spec()]).unwrap();
         let masters = setup.links.iter().map(|(rules, _)| {
             let sim = MasterSim { epoch: 1, seq: 0, book: Book::default(), told: Book::default() };
             (rules.master.get(), sim)
         });
         let masters = masters.collect();
-        let settings = FollowerSettings {
-            parallel_orders: setup.parallel,
-            limits: Limits::default(),
-            audits: vec![seconds(15), seconds(40)],
-            routine: seconds(60),
-        };
         let now = Now { node: NodeTime::START, wall: Micros(BEGIN) };
         let settle = setup.settle.map(|wait| now.node.plus(wait));
-        let follower = Follower::new(settings, setup.links, settle, now);
+        let follower = Follower::new(settings(setup.parallel), setup.links, settle, now);
         let mut world = World {
             follower,
             broker,
@@ -194,6 +206,7 @@ impl World {
             records: Vec::new(),
             plans: Vec::new(),
             restless: 0,
+            untaggable: Vec::new(),
             permits: true,
             session: false,
             refusals: Vec::new(),
@@ -204,6 +217,25 @@ impl World {
         };
         world.quote("1.10000", "1.10002");
         world
+    }
+
+    /// The owner is lost with everything it knew; the next one begins with these links and rows.
+    /// What the lost one had sent and was not carried out may arrive late.
+    pub(super) fn next_owner(&mut self, links: Vec<(LinkRules, Pairs)>) {
+        self.session = false;
+        self.reads.clear();
+        let flying = std::mem::take(&mut self.flying);
+        self.ghosts.extend(flying.into_iter().filter(|order| order.reply.is_none()));
+        self.rows = links
+            .iter()
+            .flat_map(|(_, pairs)| pairs.rows().map(|pair| (pair.id, pair.clone())))
+            .collect();
+        let now = self.now();
+        let settle = Some(now.node.plus(seconds(10)));
+        self.follower = Follower::new(settings(16), links, settle, now);
+        self.quote("1.10000", "1.10002");
+        self.open_session();
+        self.snapshots();
     }
 
     /// A follower that copies: session open, snapshots heard, first reconcile done.
@@ -287,6 +319,7 @@ impl World {
                     self.plans.push((reason, steps, held, duplicates));
                 }
                 Effect::Restless(_) => self.restless += 1,
+                Effect::Untaggable(link) => self.untaggable.push(link),
             }
         }
     }

@@ -1,0 +1,132 @@
+//! What the next owner of a follower must not do with what the last one left.
+
+use super::world::{LINK, MASTER, Setup, World, key, link, price, rules, seconds};
+use crate::follower::Input;
+use paper::protocol::{OpenComment, Style};
+use reconcile::{LinkMode, LinkRules, PairState, Pairs};
+use schemas::{Change, MasterPosition};
+
+fn without_tags(comments: OpenComment) -> World {
+    World::copying_with(Setup { comments, style: Style::Mt5, ..Setup::default() })
+}
+
+fn plain() -> Vec<(LinkRules, Pairs)> {
+    vec![(rules(LINK, MASTER), Pairs::default())]
+}
+
+fn untagged() -> LinkRules {
+    LinkRules { mode: LinkMode::CopyUntagged, ..rules(LINK, MASTER) }
+}
+
+fn rows(world: &World) -> Pairs {
+    Pairs::new(world.rows.values().cloned())
+}
+
+// H43, the trace as it is written there: opened at 44.0, stopped out at 44.5, both rows in the
+// buffer of an owner that dies; the next one finds the master's trade open and the price near.
+#[test]
+fn a_copy_that_was_stopped_out_before_its_rows_were_written_is_not_opened_a_second_time() {
+    for style in [Style::Mt5, Style::Mt4] {
+        let mut world = World::copying_with(Setup { style, ..Setup::default() });
+        let stop = price("1.09990");
+        let position = MasterPosition { stop_loss: Some(stop), ..world.position(101) };
+        world.change(Change::PositionOpened(position));
+        world.carry_out();
+        assert_eq!(world.actions(101), ["open"]);
+        world.pass(seconds(1) / 2);
+        world.quote("1.09989", "1.09991");
+        assert_eq!(world.positions(), []);
+
+        world.next_owner(plain());
+        world.calm(seconds(60));
+        assert_eq!(world.actions(101), ["open"]);
+        // Where the broker wrote into the tag, it only holds the open back.
+        let end = if style == Style::Mt5 { PairState::Closed } else { PairState::Skipped };
+        assert_eq!(world.state(101), Some(end));
+    }
+}
+
+// H53: the canary is the first copy.
+#[test]
+fn the_first_copy_that_comes_back_without_its_tag_makes_the_link_untaggable() {
+    for comments in [OpenComment::Blank, OpenComment::Prefix("#4711 ".into())] {
+        let mut world = without_tags(comments);
+        world.master_opens(101);
+        assert_eq!(world.untaggable, []);
+        world.carry_out();
+        assert_eq!(world.untaggable, [link(LINK)]);
+        assert_eq!(world.follower.links_untaggable(), 1);
+        // Said once; what comes in time is still copied, and ends with its master.
+        world.master_opens(102);
+        world.answer_everything();
+        assert_eq!(world.untaggable, [link(LINK)]);
+        assert_eq!(world.positions().len(), 2);
+        world.master_closes(101);
+        world.master_closes(102);
+        world.answer_everything();
+        world.calm(seconds(5));
+        assert_eq!(world.positions(), []);
+    }
+}
+
+#[test]
+fn copies_that_keep_their_tag_leave_the_link_as_it_is() {
+    for style in [Style::Mt4, Style::Mt5] {
+        let mut world = World::copying_with(Setup { style, ..Setup::default() });
+        world.master_opens(101);
+        let order = world.pending(102);
+        world.change(Change::PendingPlaced(order));
+        world.answer_everything();
+        world.master_reduces(101, "0.4");
+        world.answer_everything();
+        world.calm(seconds(5));
+        assert_eq!(world.untaggable, []);
+        assert_eq!(world.follower.links_untaggable(), 0);
+    }
+}
+
+// H53: what the first owner found is on the link's row, and its rows say which copy is whose.
+#[test]
+fn the_next_owner_of_an_untaggable_link_opens_nothing_late_and_knows_copies_by_their_rows() {
+    let mut world = without_tags(OpenComment::Blank);
+    world.master_opens(101);
+    world.answer_everything();
+    world.master_has(102);
+    let rows = rows(&world);
+    world.next_owner(vec![(untagged(), rows)]);
+    world.calm(seconds(60));
+    assert_eq!(world.actions(102), Vec::<&str>::new());
+    assert_eq!(world.state(102), Some(PairState::Skipped));
+    assert_eq!(world.state(101), Some(PairState::Open));
+    world.master_closes(101);
+    world.answer_everything();
+    assert_eq!(world.positions(), []);
+}
+
+// H53: the same, and the rows are lost as well. Churn is what must not be.
+#[test]
+fn an_untaggable_copy_without_a_row_is_left_alone_and_nothing_is_opened_beside_it() {
+    let mut world = without_tags(OpenComment::Blank);
+    world.master_opens(101);
+    world.answer_everything();
+    world.next_owner(vec![(untagged(), Pairs::default())]);
+    world.calm(seconds(60));
+    assert_eq!(world.actions(101), ["open"]);
+    assert_eq!(world.positions().len(), 1);
+}
+
+// The row of the link may be read before the finding is in it.
+#[test]
+fn rules_read_before_the_finding_was_stored_do_not_undo_it_and_a_later_word_does() {
+    let mut world = without_tags(OpenComment::Blank);
+    world.master_opens(101);
+    world.answer_everything();
+    let read_before = LinkRules { slippage_points: 51, ..rules(LINK, MASTER) };
+    world.step(Input::Links(vec![(read_before, Pairs::default())]));
+    assert_eq!(world.follower.links_untaggable(), 1);
+    world.step(Input::Links(vec![(untagged(), Pairs::default())]));
+    assert_eq!(world.follower.links_untaggable(), 1);
+    world.step(Input::Links(plain()));
+    assert_eq!(world.follower.links_untaggable(), 0);
+    assert!(world.pair(101).is_some_and(|pair| pair.link == key(101).link));
+}
