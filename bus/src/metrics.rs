@@ -101,6 +101,8 @@ pub const DROPPED: &str = "lockstep_bus_messages_dropped_total";
 pub const EPOCHS_RAISED: &str = "lockstep_bus_epochs_raised_total";
 /// Publishers that stopped because a higher epoch was heard.
 pub const SUPERSEDED: &str = "lockstep_bus_publishers_superseded_total";
+/// Times that two publishers were heard in turns for one master.
+pub const TWO_PUBLISHERS: &str = "lockstep_bus_two_publishers_total";
 /// Snapshot requests started.
 pub const SNAPSHOTS_STARTED: &str = "lockstep_bus_snapshots_started_total";
 /// Snapshot requests finished, by outcome.
@@ -145,6 +147,11 @@ pub const METRICS: &[Metric] = &[
     Metric::counter(DROPPED, &["reason"], "Messages that were not used or not sent."),
     Metric::counter(EPOCHS_RAISED, &["reason"], "New epochs of publishers that were running."),
     Metric::counter(SUPERSEDED, &[], "Publishers that stopped because a higher epoch was heard."),
+    Metric::counter(
+        TWO_PUBLISHERS,
+        &[],
+        "Times that a feed heard two publishers in turns for one master; said again while it lasts.",
+    ),
     Metric::counter(SNAPSHOTS_STARTED, &[], "Snapshot requests started."),
     Metric::counter(SNAPSHOTS_FINISHED, &["outcome"], "Snapshot requests finished, by outcome."),
     Metric::counter(SNAPSHOTS_ANSWERED, &[], "Snapshot replies sent by publishers."),

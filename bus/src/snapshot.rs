@@ -77,7 +77,7 @@ pub(crate) async fn request(
     let statistics = client.statistics();
     let connects = statistics.connects.load(Ordering::Relaxed);
     let (inbox, mut replies) = prove_subscriptions(client).await?;
-    let payload = Bytes::from(codec::encode_snapshot_request(master));
+    let payload = Bytes::from(codec::encode_snapshot_request(master, heard));
     let exchange = async {
         client
             .publish_with_reply(subject::snapshot(master), inbox, payload)

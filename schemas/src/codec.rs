@@ -116,6 +116,9 @@ pub struct SnapshotRequest {
     pub v: u8,
     /// The master.
     pub account: AccountId,
+    /// Highest epoch that the asker heard. Absent: none yet, or an asker that does not say it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub heard: Option<Epoch>,
 }
 
 /// One page of a snapshot. All pages of one snapshot are taken at one (epoch, seq).
@@ -274,8 +277,8 @@ pub fn decode_beacon(bytes: &[u8]) -> Result<Beacon, DecodeError> {
 }
 
 /// Encodes a request for a snapshot.
-pub fn encode_snapshot_request(account: AccountId) -> Vec<u8> {
-    to_named(&SnapshotRequest { v: VERSION, account })
+pub fn encode_snapshot_request(account: AccountId, heard: Option<Epoch>) -> Vec<u8> {
+    to_named(&SnapshotRequest { v: VERSION, account, heard })
 }
 
 /// Decodes a request for a snapshot.

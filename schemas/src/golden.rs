@@ -124,7 +124,9 @@ fn messages() -> Vec<(String, Vec<u8>)> {
         .map(|event| (format!("v1.event.{}", event.change.kind()), codec::encode_event(event)))
         .collect();
     messages.push(("v1.beacon".into(), codec::encode_beacon(&beacon())));
-    messages.push(("v1.snapshot_request".into(), codec::encode_snapshot_request(account())));
+    messages.push(("v1.snapshot_request".into(), codec::encode_snapshot_request(account(), None)));
+    let above = codec::encode_snapshot_request(account(), Some(snapshot().epoch));
+    messages.push(("v1.snapshot_request_heard".into(), above));
     messages.push(("v1.snapshot_page".into(), codec::encode_snapshot(&snapshot()).remove(0)));
     messages
 }
@@ -165,7 +167,9 @@ fn every_golden_file_decodes_to_the_message_it_was_made_from() {
     }
     assert_eq!(codec::decode_beacon(&read("v1.beacon")).unwrap(), beacon());
     let request = codec::decode_snapshot_request(&read("v1.snapshot_request")).unwrap();
-    assert_eq!(request.account, account());
+    assert_eq!((request.account, request.heard), (account(), None));
+    let request = codec::decode_snapshot_request(&read("v1.snapshot_request_heard")).unwrap();
+    assert_eq!((request.account, request.heard), (account(), Some(snapshot().epoch)));
     let page = codec::decode_snapshot_page(&read("v1.snapshot_page")).unwrap();
     let joined = codec::SnapshotPages::default().take(page).unwrap();
     assert_eq!(joined, Some(snapshot()));

@@ -153,18 +153,18 @@ impl Seq {
     /// Nothing published yet.
     pub const ZERO: Seq = Seq(0);
 
-    /// The next number.
+    /// The next number. No epoch holds 2^63 events, but a message may claim it: the last number
+    /// has no next one, and is its own.
     pub fn next(self) -> Seq {
-        assert!(self < Seq::MAX, "an epoch cannot hold 2^63 events");
-        Seq(self.0 + 1)
+        if self < Seq::MAX { Seq(self.0 + 1) } else { Seq::MAX }
     }
 }
 
 impl Epoch {
-    /// The lowest epoch above this one.
+    /// The lowest epoch above this one. Microseconds do not reach 2^63, but a message may claim
+    /// it: the last epoch has none above it, and is its own.
     pub fn next(self) -> Epoch {
-        assert!(self < Epoch::MAX, "epochs are microseconds and do not reach 2^63");
-        Epoch(self.0 + 1)
+        if self < Epoch::MAX { Epoch(self.0 + 1) } else { Epoch::MAX }
     }
 }
 

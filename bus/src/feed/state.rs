@@ -44,7 +44,18 @@ pub enum FeedOutput {
     CountTriesExhausted,
     /// A doubt ended; it lasted this long.
     DoubtEnded(Duration),
+    /// Two publishers speak for the master, in turns: call a person. Followers obey `followed`.
+    TwoPublishers {
+        /// The highest epoch.
+        followed: Epoch,
+        /// The one that should have stopped.
+        ignored: Epoch,
+    },
 }
+
+/// Beacons of an old epoch, each after one of the highest, that are no leftovers of a handover
+/// any more: a publisher that is outbid stops at once, and its last beacon is alone.
+const TURNS_ALARM: u32 = 3;
 
 /// A doubt that is not settled.
 #[derive(Debug, Clone, Copy)]
@@ -86,6 +97,18 @@ pub struct FeedState {
     beacon_heard: bool,
     /// Last sign that the publisher lives: its beacon or its reply.
     last_life: Duration,
+    rival: Rival,
+}
+
+/// What was heard of a publisher whose epoch is not the highest.
+#[derive(Debug, Clone, Copy, Default)]
+struct Rival {
+    /// Beacons of an old epoch that came after one of the highest epoch.
+    turns: u32,
+    /// The last of them.
+    at: Duration,
+    /// The highest epoch spoke since.
+    answered: bool,
 }
 
 impl FeedState {
@@ -112,6 +135,7 @@ impl FeedState {
             last_beacon: now,
             beacon_heard: false,
             last_life: now,
+            rival: Rival::default(),
         }
     }
 
@@ -240,7 +264,11 @@ impl FeedState {
         }
         let newer_epoch = Some(beacon.epoch) > self.detector.highest_epoch();
         match self.detector.observe_beacon(beacon.epoch, beacon.seq, beacon.at) {
-            Verdict::OldEpoch => vec![FeedOutput::CountDropped("old_epoch_beacon")],
+            Verdict::OldEpoch => {
+                let mut out = vec![FeedOutput::CountDropped("old_epoch_beacon")];
+                out.extend(self.note_rival(beacon.epoch, now));
+                out
+            }
             // A late beacon from before is no sign of life: a publisher that counts low for ever
             // with a clock that is behind ends as silent, and is asked.
             Verdict::Duplicate => vec![FeedOutput::CountDropped("late_beacon")],
@@ -258,6 +286,7 @@ impl FeedState {
         self.last_beacon = now;
         self.beacon_heard = true;
         self.last_life = now;
+        self.rival.answered = true;
         let mut out = Vec::new();
         self.take_funds(beacon, &mut out);
         let doubt = match verdict {
@@ -277,6 +306,25 @@ impl FeedState {
         }
         out.extend(self.tick(now));
         out
+    }
+
+    /// A beacon of an old epoch: a leftover, or a publisher that does not stop (H26).
+    fn note_rival(&mut self, ignored: Epoch, now: Duration) -> Option<FeedOutput> {
+        let followed = self.detector.highest_epoch()?;
+        if now.saturating_sub(self.rival.at) > self.settings.silent_after {
+            self.rival.turns = 0;
+        }
+        self.rival.at = now;
+        if !std::mem::take(&mut self.rival.answered) {
+            return None;
+        }
+        self.rival.turns += 1;
+        if self.rival.turns < TURNS_ALARM {
+            return None;
+        }
+        // Said again every few turns, for as long as it lasts.
+        self.rival.turns = 0;
+        Some(FeedOutput::TwoPublishers { followed, ignored })
     }
 
     /// The snapshot request ended: with a complete state, or with nothing.

@@ -377,6 +377,13 @@ impl FeedTask {
                         "quick snapshot tries settled nothing; going on slower"
                     );
                 }
+                FeedOutput::TwoPublishers { followed, ignored } => {
+                    metrics::counter!(names::TWO_PUBLISHERS).increment(1);
+                    tracing::error!(
+                        master = %self.master, %followed, %ignored,
+                        "two publishers speak for this master: end one of them"
+                    );
+                }
                 FeedOutput::DoubtEnded(lasted) => self.metrics.doubt_seconds.record(lasted),
             }
         }

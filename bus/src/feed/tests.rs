@@ -73,6 +73,9 @@ fn words(outputs: &[FeedOutput]) -> Vec<String> {
             FeedOutput::RequestSnapshot { .. } => Some("request".into()),
             FeedOutput::CountTriesExhausted => Some("alarm".into()),
             FeedOutput::CountDropped(reason) => Some(format!("dropped {reason}")),
+            FeedOutput::TwoPublishers { followed, ignored } => {
+                Some(format!("two publishers {followed} {ignored}"))
+            }
             FeedOutput::CountGap(_) | FeedOutput::DoubtEnded(_) => None,
         })
         .collect()
@@ -334,3 +337,55 @@ fn a_message_of_another_account_under_our_subject_is_not_trusted() {
 
 #[path = "properties.rs"]
 mod properties;
+
+// DESIGN section 3: two live epochs in turns are an alarm; what a handover leaves is none.
+#[test]
+fn two_publishers_in_turns_are_an_alarm_and_leftovers_of_a_handover_are_not() {
+    let mut feed = joined();
+    let old = "dropped old_epoch_beacon".to_owned();
+    let mut hear = |e, s, at| words(&feed.observe_beacon(&beacon(e, s, &[1, 2]), ms(at)));
+    // Several late ones in a row are one turn.
+    for at in [1_100, 1_200, 1_300, 1_400, 1_500] {
+        assert_eq!(hear(4, 90, at), std::slice::from_ref(&old));
+    }
+    let mut alarms = 0;
+    for turn in 1..=7 {
+        assert!(hear(5, 10, turn * 2_000).is_empty());
+        let said = hear(4, 90, turn * 2_000 + 1_000);
+        let is_alarm = said == [old.clone(), "two publishers 5 4".to_owned()];
+        assert!(is_alarm || said == std::slice::from_ref(&old), "{said:?}");
+        alarms += u32::from(is_alarm);
+    }
+    assert_eq!(alarms, 2);
+}
+
+#[test]
+fn old_beacons_that_come_seldom_are_no_alarm() {
+    let mut feed = joined();
+    for second in 1..60 {
+        let now = ms(1_000 + second * 1_000);
+        feed.observe_beacon(&beacon(5, 10, &[1, 2]), now);
+        if second % 8 == 0 {
+            let said = words(&feed.observe_beacon(&beacon(4, 90, &[]), now));
+            assert_eq!(said, ["dropped old_epoch_beacon"]);
+        }
+    }
+}
+
+// H75: the numbers of a message are input.
+#[test]
+fn the_last_numbers_there_are_do_no_harm() {
+    let mut feed = new_feed();
+    feed.tick(Duration::ZERO);
+    let last = MasterSnapshot {
+        epoch: schemas::Epoch::MAX,
+        seq: schemas::Seq::MAX,
+        ..snapshot(5, 10, &[1])
+    };
+    feed.observe_reply(Some(last), ms(1));
+    see(&mut feed, opened(5, 11, 2), ms(2));
+    let event = TradeEvent { epoch: schemas::Epoch::MAX, ..(*opened(5, 11, 2)).clone() };
+    see(&mut feed, Arc::new(event), ms(3));
+    let above = crate::publisher::start_epoch(Micros(1), Some(schemas::Epoch::MAX), None);
+    assert_eq!(above, schemas::Epoch::MAX);
+}

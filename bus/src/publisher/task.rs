@@ -312,10 +312,17 @@ impl PublisherTask {
     }
 
     fn take_asker(&mut self, message: Message) {
-        let right = codec::decode_snapshot_request(&message.payload)
-            .is_ok_and(|request| request.account == self.account);
+        let request = codec::decode_snapshot_request(&message.payload).ok();
+        let request = request.filter(|request| request.account == self.account);
+        if let Some(heard) = request.as_ref().and_then(|request| request.heard) {
+            // Whoever heard more than we ever said is deaf to us, however long ago that was: a
+            // restored database may have forgotten it (H28).
+            self.shared.core.lock().hear(heard, Seq::ZERO);
+        }
         match message.reply {
-            Some(reply) if right && self.askers.len() < ASKERS_MAX => self.askers.push(reply),
+            Some(reply) if request.is_some() && self.askers.len() < ASKERS_MAX => {
+                self.askers.push(reply)
+            }
             Some(_) | None => count(names::DROPPED, "reason", "bad_request"),
         }
     }

@@ -256,7 +256,7 @@ pub(crate) async fn eavesdrop(client: &async_nats::Client) -> async_nats::Subscr
 pub(crate) async fn ask(client: &async_nats::Client) -> async_nats::Subscriber {
     let inbox = client.new_inbox();
     let replies = client.subscribe(inbox.clone()).await.unwrap();
-    let payload = codec::encode_snapshot_request(MASTER).into();
+    let payload = codec::encode_snapshot_request(MASTER, None).into();
     client.publish_with_reply(subject::snapshot(MASTER), inbox, payload).await.unwrap();
     replies
 }

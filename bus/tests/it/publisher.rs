@@ -74,6 +74,24 @@ async fn of_two_publishers_the_highest_epoch_wins_and_the_other_stops() {
     assert_eq!(new.epoch_spoken(), Some(epoch));
 }
 
+// H28: the former publisher had a clock that was ahead, is gone, and the database that knew its
+// epoch came back from a backup.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn an_epoch_that_went_backwards_is_learnt_from_those_who_are_deaf_to_it() {
+    let server = Nats::start(&Tools::locate().unwrap()).await.unwrap();
+    let (one, two) = (client(&server.url()).await, client(&server.url()).await);
+    let ahead = Epoch::new(start_epoch_now(None, None).get() + 3_600_000_000).unwrap();
+    let old = Master::start_at(&one, book_of([1, 2]), ahead);
+    let (_feed, mut follower) = Follower::join(&client(&server.url()).await);
+    follower.until_equal(SOON, &old).await;
+    drop(old);
+    let deaf = Master::start(&two, book_of([2, 3]));
+    let stopped = PublisherStatus::Superseded { heard: ahead };
+    eventually(SOON, "it is told", || deaf.status() == stopped).await;
+    let new = Master::start_at(&two, book_of([2, 3]), start_epoch_now(None, Some(ahead)));
+    follower.until_equal(SOON, &new).await;
+}
+
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn nothing_is_heard_where_nobody_speaks() {
     let server = Nats::start(&Tools::locate().unwrap()).await.unwrap();
