@@ -1,10 +1,12 @@
 //! A leased account that is a master, traded by hand.
 
-use lockstep_tests::oracle::{State, assert_clean};
-use lockstep_tests::world::{EURUSD, PRICE, SOON, TAKEOVER, World, until};
+use lockstep_tests::master::{Master, position};
+use lockstep_tests::oracle::{State, assert_clean, logins};
+use lockstep_tests::world::{EURUSD, PRICE, SOON, TAKEOVER, World, until, wall};
 use paper::protocol::{FeedQuote, Instruction, OrderReply, Style};
-use schemas::{AccountId, FollowerTicket, OrderDone, PendingKind, Side, Symbol};
+use schemas::{AccountId, FollowerTicket, MasterTicket, OrderDone, PendingKind, Side, Symbol};
 use sqlx::Row;
+use std::collections::BTreeMap;
 
 /// A person at the master's terminal.
 struct Hand<'a> {
@@ -146,4 +148,51 @@ async fn a_leased_master_publishes_its_trades_and_another_node_leads_it_after_a_
     hand.closes(unled).await;
     let ledger = hand.is_followed("after the kill, led again").await;
     assert_clean(&ledger);
+}
+
+// An account may copy as well as lead: being outbid on the bus is no reason to stop copying.
+#[tokio::test]
+async fn a_master_that_is_outbid_leads_again_and_its_own_copying_goes_on() {
+    let mut world = World::start("outbid").await;
+    let source = world.add_external_account("source").await;
+    let middle = world.add_paper_account("middle", Style::Mt5).await;
+    let last = world.add_paper_account("last", Style::Mt5).await;
+    world.add_link(source, middle, 1).await;
+    world.add_link(middle, last, 1).await;
+    let mut first = Master::start(vec![world.bus.url(0)], source).await;
+    let _node = world.node("a").start();
+    world.until_copying().await;
+    let hand = Hand { world: &world, account: middle };
+    hand.opens(Side::Buy, "1.00").await;
+    let held = async |account, count| {
+        until("the copies", SOON, async || {
+            let state = State::of_account(&world.ledger().await, account);
+            (state.trades.len() == count).then_some(())
+        })
+        .await;
+    };
+    held(last, 1).await;
+
+    // The same trade, so that its followers have no reason to close anything meanwhile.
+    let open = State::of_account(&world.ledger().await, middle);
+    let ticket = *open.trades.keys().next().unwrap();
+    let mut rival = Master::start(vec![world.bus.url(0)], middle).await;
+    let position = position(MasterTicket::new(ticket).unwrap(), "1.00".parse().unwrap(), wall());
+    rival.book.positions.insert(position.ticket, position);
+    rival.handle.observe(wall(), rival.book.clone(), &BTreeMap::new());
+    until("the node outbids it", SOON, async || {
+        let status = *rival.handle.status().borrow();
+        matches!(status, bus::PublisherStatus::Superseded { .. }).then_some(())
+    })
+    .await;
+    let own = hand.opens(Side::Sell, "0.50").await;
+    held(last, 2).await;
+    first.open("0.30");
+    held(middle, 3).await;
+    hand.closes(own).await;
+    held(last, 1).await;
+    let ledger = world.ledger().await;
+    assert_clean(&ledger);
+    let logins: Vec<_> = logins(&ledger).into_iter().filter(|(of, ..)| *of == middle).collect();
+    assert_eq!(logins.len(), 1, "its session was cut: {logins:?}");
 }

@@ -143,12 +143,15 @@ pub struct Lead {
 impl Lead {
     /// `own_magics`: those of the links that copy *onto* this account.
     pub fn new(own_magics: impl IntoIterator<Item = Magic>, history: &[ClosedTrade]) -> Self {
-        let mut lead = Lead {
-            parts: ClosedParts::default(),
-            own_magics: own_magics.into_iter().map(Magic::as_i64).collect(),
-        };
+        let mut lead = Lead::default();
+        lead.set_magics(own_magics);
         history.iter().for_each(|closed| lead.parts.learn(closed));
         lead
+    }
+
+    /// The links that copy onto this account changed.
+    pub fn set_magics(&mut self, own_magics: impl IntoIterator<Item = Magic>) {
+        self.own_magics = own_magics.into_iter().map(Magic::as_i64).collect();
     }
 
     /// Takes over a line of the history as it comes.

@@ -9,12 +9,29 @@ use super::session::{AccountSession, LOAD_RETRY, NodeContext};
 use crate::broker::paper::PaperBrokerSession;
 use crate::broker::view::AccountView;
 use crate::broker::{BrokerError, BrokerSession, SessionEvent};
+use crate::clock::NodeTime;
 use crate::directory::SessionAccount;
+use crate::follower::Follower;
 use bus::{Closing, Publisher, PublisherHandle, PublisherSettings, PublisherStatus, start_epoch};
 use schemas::{AccountSnapshot, CloseReason, Epoch, Micros, SymbolSpec};
 use std::collections::BTreeMap;
 use std::sync::Arc;
+use std::time::Duration;
 use tokio::sync::watch;
+use tokio::task::JoinHandle;
+
+/// Wait before a master whose publisher was outbid speaks again: two that outbid each other must
+/// not do it at full speed.
+const OUTBID_WAIT: Duration = Duration::from_secs(1);
+
+/// The way back of a publisher that heard a higher epoch. The account's session and its copying
+/// go on meanwhile.
+enum Return {
+    /// Until then it stays silent.
+    Waits(NodeTime),
+    /// The next epoch is being stored, which asks the database whether the lease is still ours.
+    Stores(Epoch, JoinHandle<Result<bool, String>>),
+}
 
 /// The publishing half of an account that is a master.
 pub(super) struct Leading {
@@ -23,6 +40,7 @@ pub(super) struct Leading {
     pub(super) status: watch::Receiver<PublisherStatus>,
     /// Used where the account has no follower, and so no view of its own.
     pub(super) view: Option<AccountView>,
+    returns: Option<Return>,
 }
 
 impl AccountSession {
@@ -41,21 +59,7 @@ impl AccountSession {
         let view = AccountView::new(snapshot, symbols.to_vec());
         let epoch = start_epoch(self.context.clock.wall(), self.epoch, None);
         self.store_epoch(epoch).await?;
-        let gate = self.context.gate.clone();
-        let clock = self.context.clock.clone();
-        let owner = self.owner;
-        let may_publish = Arc::new(move || gate.may_speak(owner.account, owner.token, clock.now()));
-        let publisher = Publisher::start(
-            self.context.bus.clone(),
-            owner.account,
-            epoch,
-            PublisherSettings {
-                beacon_interval: self.context.config.beacon,
-                ..PublisherSettings::default()
-            },
-            may_publish,
-            &self.context.hot,
-        );
+        let publisher = self.start_publisher(epoch);
         if let Some(funds) = &snapshot.funds {
             publisher.set_funds(funds.clone());
         }
@@ -64,7 +68,81 @@ impl AccountSession {
         let status = publisher.status();
         let is_followed = self.follower.is_some() && !session.is_netting();
         let view = (!is_followed).then_some(view);
-        Ok(Leading { lead, publisher, status, view })
+        Ok(Leading { lead, publisher, status, view, returns: None })
+    }
+
+    fn start_publisher(&self, epoch: Epoch) -> PublisherHandle {
+        let gate = self.context.gate.clone();
+        let clock = self.context.clock.clone();
+        let owner = self.owner;
+        let may_publish = Arc::new(move || gate.may_speak(owner.account, owner.token, clock.now()));
+        let beacon_interval = self.context.config.beacon;
+        Publisher::start(
+            self.context.bus.clone(),
+            owner.account,
+            epoch,
+            PublisherSettings { beacon_interval, ..PublisherSettings::default() },
+            may_publish,
+            &self.context.hot,
+        )
+    }
+
+    /// Stores epochs that the publisher began by itself; where it was outbid, brings it back above
+    /// what it heard, if the lease is still ours (H28).
+    pub(super) async fn look_at_publisher(&mut self, leading: &mut Leading) {
+        let now = self.context.now();
+        let again = Return::Waits(now.node.plus(OUTBID_WAIT));
+        leading.returns = match leading.returns.take() {
+            None => match leading.superseded_by() {
+                Some(heard) => {
+                    tracing::warn!(account = %self.owner.account, %heard, "another publisher speaks for this master");
+                    self.epoch = self.epoch.max(Some(heard));
+                    Some(again)
+                }
+                None => {
+                    self.note_epoch(leading);
+                    None
+                }
+            },
+            Some(Return::Waits(until)) if now.node < until => Some(Return::Waits(until)),
+            Some(Return::Waits(_)) => {
+                let epoch = start_epoch(now.wall, self.epoch, None);
+                let stores = store_epoch(Arc::clone(&self.context), self.owner, epoch);
+                Some(Return::Stores(epoch, self.context.slow.spawn(stores)))
+            }
+            Some(Return::Stores(epoch, task)) if !task.is_finished() => {
+                Some(Return::Stores(epoch, task))
+            }
+            Some(Return::Stores(epoch, task)) => {
+                match task.await.unwrap_or_else(|panic| Err(panic.to_string())) {
+                    Ok(true) => {
+                        self.speak_again(leading, epoch);
+                        None
+                    }
+                    // The lease is lost: the manager will say so.
+                    Ok(false) => Some(again),
+                    Err(error) => {
+                        tracing::warn!(account = %self.owner.account, %epoch, %error, "epoch not stored");
+                        Some(again)
+                    }
+                }
+            }
+        };
+    }
+
+    fn speak_again(&mut self, leading: &mut Leading, epoch: Epoch) {
+        self.epoch = self.epoch.max(Some(epoch));
+        let shared = self.follower.as_ref().and_then(Follower::view);
+        // Without a view the session is being lost, and begins anew with a publisher of its own.
+        let Some(view) = leading.view.as_ref().or(shared) else { return };
+        let publisher = self.start_publisher(epoch);
+        if let Some(funds) = &view.funds {
+            publisher.set_funds(funds.clone());
+        }
+        let book = leading.lead.book(&view.positions, &view.pendings, &view.symbols);
+        publisher.observe(self.context.clock.wall(), book, &BTreeMap::new());
+        leading.status = publisher.status();
+        leading.publisher = publisher;
     }
 
     async fn store_epoch(&mut self, epoch: Epoch) -> Result<(), BrokerError> {

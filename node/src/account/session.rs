@@ -56,8 +56,6 @@ const OPEN_RETRY_FIRST: Duration = Duration::from_millis(200);
 const OPEN_RETRY_MAX: Duration = Duration::from_secs(5);
 /// Wait before rows that could not be read are asked for again.
 pub(super) const LOAD_RETRY: Duration = Duration::from_secs(1);
-/// Wait before a master whose publisher was outbid speaks again.
-const SUPERSEDED_WAIT: Duration = Duration::from_secs(1);
 /// How long a draining account waits for its last answers.
 const DRAIN_LIMIT: Duration = Duration::from_secs(30);
 /// How long a draining account waits until its rows are written.
@@ -222,8 +220,6 @@ enum Interrupted {
     Lost,
     /// A master is silent here and heard elsewhere.
     Unserved,
-    /// Another publisher speaks for this master: begin again above its epoch, if still ours.
-    Superseded,
     /// The manager wants something else.
     Wanted(Wanted),
 }
@@ -294,13 +290,6 @@ impl AccountSession {
                                     return self.end_unconnected(wanted).await;
                                 }
                                 wait = wait.saturating_mul(2).min(OPEN_RETRY_MAX);
-                            }
-                        }
-                        Interrupted::Superseded => {
-                            self.cut(&mut connection);
-                            // Two that outbid each other must not do it at full speed.
-                            if let Err(wanted) = self.pause(SUPERSEDED_WAIT).await {
-                                return self.end_unconnected(wanted).await;
                             }
                         }
                         Interrupted::Wanted(Wanted::Drain | Wanted::Move) => {
@@ -570,13 +559,8 @@ impl AccountSession {
             tracing::info!(account = %self.owner.account, "permission ended, session cut");
             return Some(Interrupted::Again);
         }
-        if let Some(leading) = &connection.lead {
-            if let Some(heard) = leading.superseded_by() {
-                tracing::warn!(account = %self.owner.account, %heard, "another publisher speaks for this master");
-                self.epoch = self.epoch.max(Some(heard));
-                return Some(Interrupted::Superseded);
-            }
-            self.note_epoch(leading);
+        if let Some(leading) = &mut connection.lead {
+            self.look_at_publisher(leading).await;
         }
         self.step(connection, Input::Tick).await;
         self.routine_status();
@@ -692,6 +676,9 @@ impl AccountSession {
         let other_master = account.is_master != now.is_master;
         account.is_master = now.is_master;
         account.links = now.links;
+        if let Some(leading) = &mut connection.lead {
+            leading.lead.set_magics(account.links.iter().map(|link| link.magic));
+        }
         if begins {
             self.begin_following(links);
         } else {
