@@ -21,7 +21,8 @@
 //! 6. What the gate refused is dropped and counted; a reconcile finds it again.
 //! 7. Only a plan, which can be held for a second look, closes a copy because a snapshot is
 //!    without its trade; an event that tells the end is followed at once (H41).
-//! 8. A partial close of unknown outcome is not sent again before its longest answer (H49).
+//! 8. A partial close of unknown outcome is not sent again before its longest answer, unless no
+//!    more than it leaves is there (H49).
 //! 9. At most three reconciles of a link in ten seconds, one of them kept for reasons that
 //!    cannot wait (L6).
 //! 10. A pair is written down when its order has left, and never before: an order that was not

@@ -208,13 +208,13 @@ impl Follower {
     /// it is not sent again before its longest answer, unless the volume shows that it was (H49).
     fn repeats_reduction(&self, now: Now, key: TicketKey, action: &CopyAction) -> bool {
         let Some(order) = self.unresolved.get(&key) else { return false };
-        let CopyStep::ReduceCopy { lots, target, .. } = &order.step else { return false };
-        let before = lots.get() + target.get();
+        let CopyStep::ReduceCopy { target: left, .. } = &order.step else { return false };
         let is_young =
             order.submitted.is_some_and(|at| now.node.since(at.node) <= self.longest_answer());
         is_young
             && action.steps.iter().any(|step| match step {
-                CopyStep::ReduceCopy { lots, target, .. } => lots.get() + target.get() == before,
+                // More than it leaves is still there, whatever else was closed of it.
+                CopyStep::ReduceCopy { lots, target, .. } => lots.get() + target.get() > left.get(),
                 _ => false,
             })
     }

@@ -285,7 +285,8 @@ pub(super) struct Link {
     pub(super) read_once: bool,
     /// Orders that came to nothing and whose tickets are as if never tried.
     pub(super) taken_back: BTreeMap<MasterTicket, TakenBack>,
-    /// Opens that the broker took only without their stops, if at all.
+    /// Opens that the broker took only without their stops, if at all; as long as the master has
+    /// the trade.
     pub(super) without_stops: BTreeSet<MasterTicket>,
     /// Copied trades that a snapshot is without and no event told the end of: only a plan, which
     /// can be held for a second look, may close their copies (H41).
@@ -493,6 +494,12 @@ impl Follower {
     /// Orders on their way, those of unknown outcome included.
     pub fn unanswered(&self) -> usize {
         self.slots.on_their_way() + self.slots.unknowns().count()
+    }
+
+    /// Orders whose answer may still come. One of unknown outcome is not among them: nothing but a
+    /// later look settles it.
+    pub fn awaited(&self) -> usize {
+        self.slots.on_their_way()
     }
 
     /// The last price of a symbol, as the session has it; set before a feed event is given in.

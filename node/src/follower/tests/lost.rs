@@ -2,6 +2,7 @@
 
 use super::world::{MASTER, World, lots, mt, seconds};
 use crate::writer::EventOutcome;
+use paper::protocol::Instruction;
 use reconcile::{EndReason, FailReason, PairState};
 
 #[test]
@@ -106,6 +107,22 @@ fn a_partial_close_of_unknown_outcome_is_not_applied_twice() {
 }
 
 #[test]
+fn a_part_closed_by_hand_does_not_prove_that_a_lost_partial_close_was_carried_out() {
+    let mut world = World::copying();
+    world.master_opens(1);
+    world.carry_out();
+    world.master_reduces(1, "0.6");
+    world.time_out(0);
+    let ticket = world.copy_ticket();
+    world.by_hand(Instruction::Close { ticket, lots: Some(lots("0.01")) });
+    world.calm(seconds(11));
+    assert_eq!(world.actions(1), ["open", "partial_close"], "it may still arrive");
+    world.ghosts.clear();
+    world.calm(seconds(20));
+    assert_eq!(world.copy().lots, lots("0.6"));
+}
+
+#[test]
 fn a_close_does_not_wait_for_a_partial_close_of_unknown_outcome() {
     let mut world = World::copying();
     world.master_opens(1);
@@ -182,4 +199,18 @@ fn what_waited_when_the_session_broke_is_decided_anew() {
     world.open_session();
     world.calm(seconds(20));
     assert_eq!(world.actions(2), Vec::<&str>::new());
+}
+
+// What is let go waits for answers, and not for outcomes that no answer will tell.
+#[test]
+fn an_order_of_unknown_outcome_is_unanswered_and_no_answer_is_awaited() {
+    let mut world = World::copying();
+    world.master_opens(1);
+    world.master_opens(2);
+    assert_eq!((world.follower.awaited(), world.follower.unanswered()), (2, 2));
+    world.time_out(0);
+    world.step(crate::follower::Input::Drain);
+    assert_eq!((world.follower.awaited(), world.follower.unanswered()), (1, 2));
+    world.carry_out();
+    assert_eq!((world.follower.awaited(), world.follower.unanswered()), (0, 1));
 }

@@ -38,8 +38,6 @@ struct Chance {
     random: fastrand::Rng,
     world: World,
     next_ticket: u64,
-    /// Trades whose copies somebody changed by hand.
-    by_hand: BTreeSet<TicketKey>,
     /// Events that a gap took away from the follower, so that its feed is in doubt.
     doubt: bool,
 }
@@ -55,7 +53,7 @@ impl Chance {
         }
         let parallel = random.usize(1..5);
         let world = World::new(Setup { style, links, settle, parallel, ..Setup::default() });
-        Chance { random, world, next_ticket: 1, by_hand: BTreeSet::new(), doubt: false }
+        Chance { random, world, next_ticket: 1, doubt: false }
     }
 
     fn run(mut self) -> usize {
@@ -208,8 +206,8 @@ impl Chance {
         let ticket = position.ticket;
         let rows = self.world.rows.values();
         let touched = rows.filter(|row| row.follower_ticket == Some(ticket));
-        self.by_hand
-            .extend(touched.map(|row| TicketKey { link: row.link, ticket: row.master_ticket }));
+        let touched = touched.map(|row| TicketKey { link: row.link, ticket: row.master_ticket });
+        self.world.meddled.extend(touched);
         let instruction = match self.random.u8(0..3) {
             0 => Instruction::Close { ticket, lots: None },
             1 => Instruction::Modify { ticket, stop_loss: None, take_profit: Some(price("1.2")) },
@@ -301,7 +299,7 @@ impl Chance {
         let mut copies = 0;
         for (master, id) in [(MASTER, LINK), (OTHER_MASTER, OTHER_LINK)] {
             if let Some(sim) = world.masters.get(&master) {
-                copies += judge_link(world, sim, id, &self.by_hand);
+                copies += judge_link(world, sim, id, &world.meddled);
             }
         }
         assert_eq!(world.positions().len() + world.pendings().len(), copies, "copies of nothing");

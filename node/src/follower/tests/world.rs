@@ -173,6 +173,8 @@ pub(super) struct World {
     pub(super) fills: Vec<(&'static str, u32)>,
     /// How many opening orders were carried out for a ticket.
     pub(super) opened: BTreeMap<TicketKey, usize>,
+    /// Tickets whose copies somebody changed by hand.
+    pub(super) meddled: BTreeSet<TicketKey>,
     /// Every request that left, in order.
     pub(super) sent: Vec<(TicketKey, OrderRequest)>,
     passed: Duration,
@@ -212,6 +214,7 @@ impl World {
             refusals: Vec::new(),
             fills: Vec::new(),
             opened: BTreeMap::new(),
+            meddled: BTreeSet::new(),
             sent: Vec::new(),
             passed: Duration::ZERO,
         };
@@ -368,6 +371,9 @@ impl World {
             self.flying.iter().all(|order| order.key != key),
             "two orders at once for {key:?}: {request:?}"
         );
+        if let OrderRequest::Close { lots: Some(lots), .. } = request {
+            self.judge_partial_close(key, *lots);
+        }
         if !opens(request) {
             return;
         }
@@ -387,6 +393,40 @@ impl World {
             (row.link, row.master_ticket) == (key.link, key.ticket) && row.state.is_terminal()
         });
         assert!(!ended, "opened after a final word: {key:?}");
+    }
+
+    /// A partial close of unknown outcome that still arrives must not end below the target, with
+    /// this one beside it (H49).
+    fn judge_partial_close(&self, key: TicketKey, lots: Lots) {
+        if self.meddled.contains(&key) {
+            return;
+        }
+        let now = self.now().wall;
+        let may_arrive = self.ghosts.iter().filter(|ghost| {
+            let is_young = now.since(ghost.sent_at) < Limits::default().broker_answer_max;
+            ghost.key == key && is_young
+        });
+        let closing: rust_decimal::Decimal = may_arrive
+            .filter_map(|ghost| match &ghost.request {
+                OrderRequest::Close { lots, .. } => lots.map(Lots::get),
+                _ => None,
+            })
+            .sum();
+        let pair = self.rows.values().find(|row| {
+            (row.link, row.master_ticket) == (key.link, key.ticket) && row.state.is_live()
+        });
+        let pair = pair.expect("a copy that is reduced has a pair");
+        let copy = self.positions().into_iter().find(|c| Some(c.ticket) == pair.follower_ticket);
+        let Some(copy) = copy else { return };
+        let master = if key.link == link(LINK) { MASTER } else { OTHER_MASTER };
+        let Some(told) = self.masters[&master].told.positions.get(&key.ticket) else { return };
+        let opened = pair.lots_at_open.expect("an open pair has a volume");
+        let target =
+            reconcile::target_lots(opened, pair.master_lots_at_open, told.lots, &spec()).get();
+        assert!(
+            copy.lots.get() - closing - lots.get() >= target,
+            "closed twice: {lots} and {closing} of {copy:?}, wanted {target}"
+        );
     }
 
     // The broker.
