@@ -126,6 +126,11 @@ impl FeedHandle {
         self.master
     }
 
+    /// Its task ended, by a bug or because the bus was closed: nothing comes any more.
+    pub fn has_ended(&self) -> bool {
+        self._task.0.is_finished()
+    }
+
     /// Gives a follower its place in the stream. It receives a snapshot as soon as the feed is
     /// in order, and `Doubt` before that. Attaching again replaces the sender.
     ///
@@ -496,6 +501,10 @@ impl Feeds {
     ) -> FeedHandle {
         let inner = &self.inner;
         let mut open = inner.open.lock();
+        if open.get(&master).is_some_and(|feed| feed.handle.has_ended()) {
+            // Its followers saw their streams end, and attach anew as this one does.
+            open.remove(&master);
+        }
         let feed = open.entry(master).or_insert_with(|| OpenFeed {
             handle: Feed::open(
                 inner.client.clone(),
@@ -551,5 +560,31 @@ async fn record_gauges(feeds: Weak<FeedsInner>) {
         doubtful.set(statuses.iter().filter(|(_, s)| s.doubt.is_some()).count() as f64);
         let age = statuses.iter().map(|(_, s)| s.beacon_age).max().unwrap_or_default();
         oldest.set(wall_now().0 as f64 / 1e6 - age.as_secs_f64());
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    async fn next(receiver: &mut mpsc::Receiver<FeedMessage>) -> Option<FeedMessage> {
+        tokio::time::timeout(Duration::from_secs(10), receiver.recv()).await.expect("in time")
+    }
+
+    // No server is needed: the feed says at once that it is in doubt.
+    #[tokio::test]
+    async fn a_feed_whose_task_is_gone_is_opened_anew_by_the_next_who_attaches() {
+        let never = async_nats::ConnectOptions::new().retry_on_initial_connect();
+        let client = never.connect("nats://127.0.0.1:9").await.unwrap();
+        let feeds = Feeds::new(client, FeedSettings::default(), Handle::current());
+        let (sender, mut receiver) = mpsc::channel(8);
+        let handle = feeds.attach(AccountId::MIN, AccountId::MAX, sender);
+        let joining = |message| matches!(message, Some(FeedMessage::Doubt(DoubtReason::Joining)));
+        assert!(joining(next(&mut receiver).await));
+        handle._task.0.abort();
+        assert!(next(&mut receiver).await.is_none(), "its end is seen");
+        let (sender, mut receiver) = mpsc::channel(8);
+        feeds.attach(AccountId::MIN, AccountId::MAX, sender);
+        assert!(joining(next(&mut receiver).await));
     }
 }

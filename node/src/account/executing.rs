@@ -7,10 +7,14 @@ use super::reading::read;
 use super::rows;
 use super::session::{AccountSession, Connection, LOAD_RETRY};
 use crate::broker::{BrokerSession, NotSent, Outcome};
+use crate::clock::NodeTime;
 use crate::follower::{Attempt, Effect, Input, Record, TicketKey};
+use crate::gate::{Gate, SendPermit};
 use crate::writer::Row;
+use schemas::AccountId;
 use std::sync::Arc;
 use std::task::Poll;
+use std::time::Duration;
 
 impl AccountSession {
     /// Does what the follower wants done; an answer that is there at once is handed back at once.
@@ -62,9 +66,8 @@ impl AccountSession {
         let reserve = context.config.send_reserve;
         // The instruction before the order call: own time ends here.
         let now = context.now();
-        let permit = context.gate.permit(self.owner.account, now.node, reserve);
-        // A permit of a later stretch is for after the reconcile that belongs to it (H4).
-        let permit = permit.ok().filter(|permit| Some(permit.stretch()) == self.stretch);
+        let permit =
+            permit_of_stretch(&context.gate, self.owner.account, self.stretch, now.node, reserve);
         let Some(permit) = permit else {
             let outcome = Outcome::NotSent(NotSent::Gate);
             return follower.step(now, Input::Answer { key, attempt, outcome });
@@ -130,6 +133,19 @@ impl AccountSession {
     }
 }
 
+/// A permit for an order of this stretch of permission. One of a later stretch is for after the
+/// reconcile that belongs to it, on a connection of its own (H4).
+fn permit_of_stretch(
+    gate: &Gate,
+    account: AccountId,
+    stretch: Option<u64>,
+    now: NodeTime,
+    reserve: Duration,
+) -> Option<SendPermit> {
+    let permit = gate.permit(account, now, reserve).ok()?;
+    (Some(permit.stretch()) == stretch).then_some(permit)
+}
+
 /// The outcome, if it is there without waiting.
 fn ready(answer: &mut crate::broker::Answer) -> Option<Outcome> {
     let mut cx = std::task::Context::from_waker(std::task::Waker::noop());
@@ -154,5 +170,43 @@ fn count_plan(
     }
     if duplicates > 0 {
         metrics::counter!(names::DUPLICATES_FOUND).increment(duplicates as u64);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::gate::{Confirmation, Confirmed};
+    use crate::lease::{CycleNumber, LeaseTerm};
+
+    const LEASE: Duration = Duration::from_secs(60);
+    const FENCE: Duration = Duration::from_secs(15);
+
+    fn at(seconds: u64) -> NodeTime {
+        NodeTime::after_start(Duration::from_secs(seconds))
+    }
+
+    fn confirmed(number: CycleNumber, started: NodeTime) -> Confirmation {
+        let term = Some(LeaseTerm::confirmed(started, LEASE, FENCE));
+        let token = schemas::Token::MIN;
+        let accounts = [(AccountId::MIN, Confirmed { token, term })].into();
+        Confirmation { number, started, accounts }
+    }
+
+    // The permission ends and comes back between two looks at the clock: the connection and the
+    // plans are still those of before the hole.
+    #[test]
+    fn an_order_decided_before_a_hole_in_the_permission_is_not_sent_after_it() {
+        let gate = Gate::new();
+        let first = CycleNumber::NONE.next();
+        gate.apply(&confirmed(first, at(0)), at(0));
+        let reserve = Duration::from_secs(2);
+        let stretch = gate.permission(AccountId::MIN, at(1)).map(|p| p.stretch);
+        let permit = |now| permit_of_stretch(&gate, AccountId::MIN, stretch, now, reserve);
+        assert!(permit(at(1)).is_some());
+        assert!(permit(at(50)).is_none(), "after its deadline");
+        gate.apply(&confirmed(first.next(), at(50)), at(50));
+        assert!(gate.permit(AccountId::MIN, at(51), reserve).is_ok(), "a permit there is");
+        assert!(permit(at(51)).is_none(), "but not for this stretch");
     }
 }

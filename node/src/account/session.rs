@@ -32,7 +32,7 @@ use crate::follower::{
 use crate::gate::Gate;
 use crate::lease::{LeaseState, TenureKey};
 use crate::writer::{AccountStatus, Row, Writer, store::PgRows};
-use bus::{FeedMessage, Feeds};
+use bus::{DoubtReason, FeedMessage, Feeds};
 use futures_util::stream::{FuturesUnordered, StreamExt};
 use reconcile::Limits;
 use schemas::planted::{self, Bug};
@@ -182,6 +182,8 @@ pub(super) struct AccountSession {
     control: Control,
     pub(super) follower: Option<Follower>,
     feeds: Vec<(AccountId, mpsc::Receiver<FeedMessage>)>,
+    /// When a feed that ended is attached to anew.
+    attach_at: Option<NodeTime>,
     pub(super) stretch: Option<u64>,
     /// Highest epoch that is stored, or was heard from another publisher.
     pub(super) epoch: Option<Epoch>,
@@ -234,6 +236,7 @@ impl AccountSession {
             control,
             follower: None,
             feeds: Vec::new(),
+            attach_at: None,
             stretch: None,
             epoch: None,
             storing: None,
@@ -546,8 +549,9 @@ impl AccountSession {
                         return Interrupted::Again;
                     }
                 }
-                (master, message) = next_message(&mut self.feeds) => {
-                    self.on_feed(connection, master, message).await;
+                (master, message) = next_message(&mut self.feeds) => match message {
+                    Some(message) => self.on_feed(connection, master, message).await,
+                    None => self.on_feed_ended(connection, master).await,
                 }
             }
         }
@@ -561,6 +565,9 @@ impl AccountSession {
         }
         if let Some(leading) = &mut connection.lead {
             self.look_at_publisher(leading).await;
+        }
+        if self.attach_at.take_if(|at| self.context.clock.now() >= *at).is_some() {
+            self.attach_feeds();
         }
         self.step(connection, Input::Tick).await;
         self.routine_status();
@@ -638,6 +645,15 @@ impl AccountSession {
                 }
             }
         }
+        self.step(connection, Input::Feed { master, message }).await;
+    }
+
+    /// A feed's task is gone: unknown until it is opened anew, and nothing is taken for quiet.
+    async fn on_feed_ended(&mut self, connection: &mut Connection, master: AccountId) {
+        tracing::error!(account = %self.owner.account, %master, "feed ended, attaching anew");
+        self.feeds.retain(|(attached, _)| *attached != master);
+        self.attach_at = Some(self.context.clock.now().plus(LOAD_RETRY));
+        let message = FeedMessage::Doubt(DoubtReason::Joining);
         self.step(connection, Input::Feed { master, message }).await;
     }
 
@@ -748,8 +764,10 @@ impl AccountSession {
     /// True when no order is unanswered; false when that will not be.
     async fn last_answers(&mut self, connection: &mut Connection) -> bool {
         loop {
-            if may_be_handed_in(self.unanswered(), 0) {
-                return true;
+            let awaited = self.follower.as_ref().map_or(0, Follower::awaited);
+            if awaited == 0 || may_be_handed_in(self.unanswered(), 0) {
+                // An outcome that stays unknown is for the next owner: no answer will come.
+                return may_be_handed_in(self.unanswered(), 0);
             }
             if *self.control.wanted.borrow() == Wanted::Stop {
                 return false;
@@ -849,14 +867,15 @@ impl AccountSession {
     }
 }
 
-/// The next message of any of the feeds, each in its turn; waits for ever without feeds.
+/// The next message of any of the feeds, each in its turn, or nothing from one that has ended;
+/// waits for ever without feeds.
 async fn next_message(
     feeds: &mut [(AccountId, mpsc::Receiver<FeedMessage>)],
-) -> (AccountId, FeedMessage) {
+) -> (AccountId, Option<FeedMessage>) {
     std::future::poll_fn(|cx| {
         for place in 0..feeds.len() {
             let (master, receiver) = &mut feeds[place];
-            if let Poll::Ready(Some(message)) = receiver.poll_recv(cx) {
+            if let Poll::Ready(message) = receiver.poll_recv(cx) {
                 let master = *master;
                 // A master that floods takes its turn behind the others.
                 feeds[place..].rotate_left(1);
@@ -888,7 +907,6 @@ fn outcome_word(outcome: &Outcome) -> &'static str {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use bus::DoubtReason;
 
     #[test]
     fn a_tenure_is_handed_in_only_with_everything_answered_and_written() {
@@ -915,6 +933,16 @@ mod tests {
             order.push(next_message(&mut feeds).await.0.get());
         }
         assert_eq!(order, [1, 2, 1, 2, 1, 1, 1]);
+    }
+
+    #[tokio::test]
+    async fn a_feed_that_ended_is_told_after_its_last_message() {
+        let (sender, receiver) = mpsc::channel(8);
+        let mut feeds = vec![(AccountId::MIN, receiver)];
+        sender.send(FeedMessage::Doubt(DoubtReason::Gap)).await.unwrap();
+        drop(sender);
+        assert!(next_message(&mut feeds).await.1.is_some());
+        assert!(next_message(&mut feeds).await.1.is_none());
     }
 
     #[tokio::test]

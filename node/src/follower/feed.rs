@@ -83,6 +83,9 @@ impl Follower {
         for id in self.links_of(account) {
             let Some(link) = self.links.get_mut(&id) else { continue };
             link.unproven.remove(&ticket);
+            if event.change.is_ending() {
+                link.without_stops.remove(&ticket);
+            }
             if begins && link.read_once && !link.reconciled {
                 link.fresh.insert(ticket);
             }
@@ -110,6 +113,7 @@ impl Link {
         let holds = |book: &Book, ticket: &MasterTicket| {
             book.positions.contains_key(ticket) || book.pendings.contains_key(ticket)
         };
+        self.without_stops.retain(|ticket| holds(after, ticket));
         let live = self.pairs.rows().filter(|pair| pair.state.is_live());
         let absent = live.map(|pair| pair.master_ticket).filter(|ticket| !holds(after, ticket));
         let told = |ticket: &MasterTicket| before.is_some_and(|book| !holds(book, ticket));

@@ -97,3 +97,25 @@ fn a_failed_read_is_repeated() {
     world.pass(seconds(1));
     assert_eq!(world.reads.len(), 1);
 }
+
+// L6, H38: one read runs, and whatever comes meanwhile waits as one.
+#[test]
+fn whatever_comes_during_a_read_makes_one_more() {
+    let mut world = World::copying();
+    world.pass(seconds(20));
+    world.answer_reads();
+    let before = world.read_times.len();
+    world.snapshots();
+    assert_eq!(world.read_times.len(), before + 1);
+    for _ in 0..20 {
+        world.snapshots();
+        world.step(crate::follower::Input::LeaseRestored);
+        world.pass(seconds(1) / 10);
+    }
+    assert_eq!(world.read_times.len(), before + 1, "one runs");
+    world.answer_reads();
+    assert_eq!(world.read_times.len(), before + 2, "and one was waiting");
+    world.answer_reads();
+    world.pass(seconds(1));
+    assert_eq!(world.read_times.len(), before + 2);
+}

@@ -179,6 +179,32 @@ fn an_open_that_is_refused_for_its_stops_is_tried_once_without_them() {
 }
 
 #[test]
+fn what_is_remembered_of_a_trade_opened_without_its_stops_ends_with_the_trade() {
+    let remembered =
+        |world: &World| world.follower.links.values().map(|l| l.without_stops.len()).sum::<usize>();
+    for told in [true, false] {
+        let mut world = World::copying();
+        refuse(&mut world, "open", RejectClass::Invalid, 1);
+        let stop_loss = Some(price("1.09000"));
+        let position = schemas::MasterPosition { stop_loss, ..world.position(1) };
+        world.change(schemas::Change::PositionOpened(position));
+        world.carry_out();
+        world.carry_out();
+        assert_eq!(remembered(&world), 1);
+        if told {
+            world.master_closes(1);
+        } else {
+            let unheard = world.closing(super::world::MASTER, 1);
+            world.unheard(super::world::MASTER, unheard);
+            world.snapshots();
+        }
+        assert_eq!(remembered(&world), 0, "told: {told}");
+        world.calm(seconds(15));
+        assert!(world.positions().is_empty());
+    }
+}
+
+#[test]
 fn an_open_without_stops_that_is_refused_is_not_tried_a_second_time() {
     let mut world = World::copying();
     refuse(&mut world, "open", RejectClass::Invalid, 9);
