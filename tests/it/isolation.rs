@@ -118,3 +118,51 @@ async fn count(db: &mut PgConnection, query: &str, at: OffsetDateTime) -> i64 {
     let query = sqlx::AssertSqlSafe(query.to_owned());
     sqlx::query_scalar(query).bind(at).fetch_one(db).await.unwrap()
 }
+
+// Reading links again once stopped a session's trading for as long as the database was slow.
+#[tokio::test]
+async fn links_that_take_long_to_read_again_do_not_hold_up_copying() {
+    let mut world = World::start("slow-links").await;
+    let account = world.add_external_account("master").await;
+    let followers = world.add_followers(account, 1).await;
+    let mut master = Master::start(vec![world.bus.url(0)], account).await;
+    let _node = world.node("a").start();
+    world.until_copying().await;
+    let mut db = world.database().await;
+    sqlx::raw_sql("begin; lock table copy_links in access exclusive mode")
+        .execute(&mut db)
+        .await
+        .unwrap();
+    let mut other = world.database().await;
+    sqlx::query("select pg_notify('lockstep_links', $1)")
+        .bind(followers[0].to_string())
+        .execute(&mut other)
+        .await
+        .unwrap();
+    until("the session's read waits", SOON, async || {
+        let waits: i64 = sqlx::query_scalar(
+            "select count(*) from pg_stat_activity where datname = current_database() \
+             and wait_event_type = 'Lock' and query like '%copy_links%' \
+             and application_name <> 'lockstep-writer'",
+        )
+        .fetch_one(&mut other)
+        .await
+        .unwrap();
+        (waits > 0).then_some(())
+    })
+    .await;
+    let ticket = master.open("0.10");
+    world.until_equal(SOON, |_| State::of_book(&master.book)).await;
+    master.close(ticket);
+    world.until_equal(SOON, |_| State::of_book(&master.book)).await;
+    let held: i64 = sqlx::query_scalar(
+        "select count(*) from pg_locks where relation = 'copy_links'::regclass and granted \
+         and mode = 'AccessExclusiveLock' and pid = pg_backend_pid()",
+    )
+    .fetch_one(&mut db)
+    .await
+    .unwrap();
+    assert_eq!(held, 1, "the table was locked all the time");
+    sqlx::raw_sql("rollback").execute(&mut db).await.unwrap();
+    assert_clean(&world.ledger().await);
+}

@@ -222,3 +222,34 @@ async fn a_clean_shutdown_hands_every_account_over_in_under_two_seconds() {
             .get("found");
     assert_eq!(unfinished, 0, "orders of the first owner without an answer");
 }
+
+// An answer that does not come within the call limit leaves an outcome that nobody here can wait for.
+#[tokio::test]
+async fn a_node_told_to_end_does_not_wait_for_an_answer_that_was_given_up() {
+    let mut world = World::start("given-up").await;
+    let account = world.add_external_account("master").await;
+    world.add_followers(account, 1).await;
+    let mut master = Master::start(vec![world.bus.url(0)], account).await;
+    let a = world.node("a").start();
+    world.until_copying().await;
+    // The call limit of the short settings is one second.
+    let mute = SettingsChange { answer_delay_ms: Some(60_000), ..SettingsChange::default() };
+    world.driver.settings(mute).await.unwrap();
+    master.open("0.10");
+    until("the order is at the broker", SOON, async || {
+        (orders(&world.ledger().await).len() == 1).then_some(())
+    })
+    .await;
+    let signalled = Instant::now();
+    a.process.terminate().unwrap();
+    a.process.wait(SOON).await.unwrap();
+    let took = signalled.elapsed();
+    assert!(took < Duration::from_secs(15), "ended after {took:?}");
+
+    let prompt = SettingsChange { answer_delay_ms: Some(0), ..SettingsChange::default() };
+    world.driver.settings(prompt).await.unwrap();
+    let _b = world.node("b").start();
+    world.until_copying().await;
+    let ledger = world.until_equal(TAKEOVER, |_| State::of_book(&master.book)).await;
+    assert_clean(&ledger);
+}

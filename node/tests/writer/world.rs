@@ -19,6 +19,25 @@ pub(crate) const LIMIT: Duration = Duration::from_secs(20);
 /// Followers, each with a link of the same number from master 1.
 pub(crate) const FOLLOWERS: std::ops::RangeInclusive<u64> = 11..=20;
 
+/// S9, at the only instant that counts: at the commit, a live row carries the token under which
+/// its node owns the account. A breach ends the transaction with an error that nothing retries
+/// away, in every test of this folder (H44, H45, H46).
+const AUDIT: &str = "
+    create function audit_owner_at_commit() returns trigger language plpgsql as $$
+    begin
+        if new.state in ('sending', 'open', 'closing') and not exists (
+            select from trading_accounts t where t.id = new.follower_id
+                and t.node_id = new.node_id and t.lease_token = new.lease_token) then
+            raise exception 'S9: pair % committed by % under token %, which is not the owner''s',
+                new.id, new.node_id, new.lease_token
+                using errcode = 'check_violation', constraint = 'audit_owner_at_commit';
+        end if;
+        return null;
+    end
+    $$;
+    create constraint trigger audit_owner_at_commit after insert or update on pairs
+        deferrable initially deferred for each row execute function audit_owner_at_commit();";
+
 /// What the suite needs of a place where rows go.
 pub(crate) trait World {
     type Rows: RowSink;
@@ -121,6 +140,7 @@ impl PostgresWorld {
         let migrator =
             sqlx::migrate::Migrator::new(std::path::Path::new(migrations)).await.unwrap();
         migrator.run(&mut admin).await.unwrap();
+        sqlx::raw_sql(AUDIT).execute(&mut admin).await.unwrap();
         let accounts =
             "insert into trading_accounts (id, platform, name) values (1, 'paper', 'master')";
         sqlx::query(accounts).execute(&mut admin).await.unwrap();
