@@ -37,6 +37,6 @@ pub use feed::{
 };
 pub use gap::{GapDetector, Verdict};
 pub use publisher::{
-    Closing, EpochReason, MayPublish, OnPublished, Publisher, PublisherHandle, PublisherSettings,
-    PublisherStatus, hear_epoch, start_epoch, start_epoch_now,
+    Closing, EpochReason, HeardEpochs, MayPublish, OnPublished, Publisher, PublisherHandle,
+    PublisherSettings, PublisherStatus, hear_epoch, hear_epochs, start_epoch, start_epoch_now,
 };

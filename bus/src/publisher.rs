@@ -279,24 +279,60 @@ pub fn start_epoch_now(stored: Option<Epoch>, heard: Option<Epoch>) -> Epoch {
     start_epoch(wall_now(), stored, heard)
 }
 
-/// Listens for a publisher of this account and returns the highest epoch heard, if any.
+/// The highest epochs of a master that were heard on the bus.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct HeardEpochs {
+    /// Of a publisher that speaks now.
+    pub said: Option<Epoch>,
+    /// Of any publisher ever, as those who ask for a snapshot remember it: they are deaf to lower
+    /// ones (H28).
+    pub remembered: Option<Epoch>,
+}
+
+impl HeardEpochs {
+    /// What a new publisher has to be above.
+    pub fn highest(self) -> Option<Epoch> {
+        self.said.max(self.remembered)
+    }
+
+    fn take(&mut self, message: &async_nats::Message) {
+        let payload = &message.payload;
+        match subject::parse(&message.subject) {
+            Some(Subject::Event(_)) => {
+                self.said = self.said.max(codec::decode_event(payload).ok().map(|e| e.epoch));
+            }
+            Some(Subject::Beacon(_)) => {
+                self.said = self.said.max(codec::decode_beacon(payload).ok().map(|b| b.epoch));
+            }
+            Some(Subject::Snapshot(_)) => {
+                let heard = codec::decode_snapshot_request(payload).ok().and_then(|r| r.heard);
+                self.remembered = self.remembered.max(heard);
+            }
+            None => {}
+        }
+    }
+}
+
+/// Listens for a publisher of this account, and to those who ask for its snapshot.
 ///
 /// `listen_for` should be longer than `BEACON_INTERVAL`, or a living publisher may go unheard.
 /// Errors: anything that makes silence meaningless (`NoEcho`, `Reconnected`, `Closed`).
-pub async fn hear_epoch(
+pub async fn hear_epochs(
     client: &Client,
     account: AccountId,
     listen_for: Duration,
-) -> Result<Option<Epoch>, BusError> {
+) -> Result<HeardEpochs, BusError> {
     let statistics = client.statistics();
     let connects = statistics.connects.load(Ordering::Relaxed);
-    let mut messages =
+    let said =
         client.subscribe(subject::master_all(account)).await.map_err(|_| BusError::Closed)?;
+    let asked = client.subscribe(subject::snapshot(account)).await.map_err(|_| BusError::Closed)?;
+    let mut messages = futures_util::stream::select(said, asked);
     prove_subscriptions(client).await?;
-    let mut heard = None;
+    let mut heard = HeardEpochs::default();
     let listening = async {
         while let Some(message) = messages.next().await {
-            heard = heard.max(epoch_of(&message));
+            heard.take(&message);
         }
     };
     if tokio::time::timeout(listen_for, listening).await.is_ok() {
@@ -306,12 +342,14 @@ pub async fn hear_epoch(
     if same { Ok(heard) } else { Err(BusError::Reconnected) }
 }
 
-fn epoch_of(message: &async_nats::Message) -> Option<Epoch> {
-    match subject::parse(&message.subject)? {
-        Subject::Event(_) => codec::decode_event(&message.payload).ok().map(|e| e.epoch),
-        Subject::Beacon(_) => codec::decode_beacon(&message.payload).ok().map(|b| b.epoch),
-        Subject::Snapshot(_) => None,
-    }
+/// Listens for a publisher of this account and returns the highest epoch said, if any; see
+/// [`hear_epochs`].
+pub async fn hear_epoch(
+    client: &Client,
+    account: AccountId,
+    listen_for: Duration,
+) -> Result<Option<Epoch>, BusError> {
+    hear_epochs(client, account, listen_for).await.map(|heard| heard.said)
 }
 
 /// The pure core, for the properties of the feed.

@@ -1,7 +1,7 @@
 //! What a publisher promises to its caller, its owner and those who ask.
 
 use crate::harness::*;
-use bus::{PublisherStatus, hear_epoch, start_epoch_now};
+use bus::{HeardEpochs, PublisherStatus, hear_epoch, hear_epochs, start_epoch_now};
 use devstack::{Nats, Tools};
 use futures_util::StreamExt;
 use schemas::{Book, Epoch, codec};
@@ -88,7 +88,12 @@ async fn an_epoch_that_went_backwards_is_learnt_from_those_who_are_deaf_to_it() 
     let deaf = Master::start(&two, book_of([2, 3]));
     let stopped = PublisherStatus::Superseded { heard: ahead };
     eventually(SOON, "it is told", || deaf.status() == stopped).await;
-    let new = Master::start_at(&two, book_of([2, 3]), start_epoch_now(None, Some(ahead)));
+    drop(deaf);
+    // Whoever starts without a database hears it from them beforehand.
+    let listen_for = Duration::from_secs(5);
+    let heard = hear_epochs(&two, MASTER, listen_for).await.unwrap();
+    assert_eq!(heard, HeardEpochs { said: None, remembered: Some(ahead) });
+    let new = Master::start_at(&two, book_of([2, 3]), start_epoch_now(None, heard.highest()));
     follower.until_equal(SOON, &new).await;
 }
 

@@ -4,7 +4,7 @@ use super::{CliError, block_on};
 use crate::clock::NodeClock;
 use crate::history::{self, History, Step};
 use crate::player::{self, Player};
-use bus::{ClientSettings, Publisher, PublisherSettings, hear_epoch, start_epoch};
+use bus::{ClientSettings, Publisher, PublisherSettings, hear_epochs, start_epoch};
 use clap::Args;
 use schemas::AccountId;
 use std::collections::BTreeMap;
@@ -104,10 +104,10 @@ async fn play(args: &PublishArgs, account: AccountId, steps: &[Step]) -> Result<
         .await
         .map_err(|error| CliError::missing("bus", error))?;
     let clock = NodeClock::system();
-    let heard = hear_epoch(&client, account, LISTEN_FOR)
+    let heard = hear_epochs(&client, account, LISTEN_FOR)
         .await
         .map_err(|error| CliError::missing(format!("bus at {}", urls.join(",")), error))?;
-    if heard.is_some() && !args.take_over {
+    if heard.said.is_some() && !args.take_over {
         return Err(CliError::No(format!(
             "--account {account}: somebody publishes for this master right now; with --take-over \
              its followers would obey this history instead"
@@ -116,7 +116,7 @@ async fn play(args: &PublishArgs, account: AccountId, steps: &[Step]) -> Result<
     let publisher = Publisher::start(
         client,
         account,
-        start_epoch(clock.wall(), None, heard),
+        start_epoch(clock.wall(), None, heard.highest()),
         PublisherSettings::default(),
         // An external publisher has no lease; the highest epoch wins.
         Arc::new(|| true),
