@@ -22,6 +22,7 @@
 
 pub mod batch;
 mod error;
+mod load;
 pub mod memory;
 pub mod metrics;
 mod rows;

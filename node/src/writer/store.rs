@@ -15,23 +15,20 @@
 //!    ticket ends a live row only under the fence.
 //! 5. A connection lives inside the future of the operation that uses it. A future that is
 //!    dropped, at its time limit or by its caller, closes the connection with it.
-//! 6. A read gives everything or an error.
+//! 6. A read gives everything or an error; many ended rows are read in pages, each with its limit.
 //!
 //! Not covered: a statement that timed out may still commit; it is fenced and versioned, so
 //! sending its rows again changes nothing.
 
 use super::batch::{Batch, Fault, classify};
 use super::error::WriteError;
+use super::load;
 use super::rows::{AccountStatus, CopyEvent, PairRow, RowKind, bounded_text};
 use super::{LoadedPairs, RowOutcome, RowSink};
-use reconcile::{EndReason, Pair, PairId, PairState, Rejected, Stops};
-use rust_decimal::Decimal;
-use schemas::{
-    AccountId, FollowerTicket, LinkId, Lots, MasterTicket, Micros, NodeId, Price, Side, Symbol,
-    Token,
-};
+use reconcile::{EndReason, Pair};
+use schemas::{AccountId, FollowerTicket, Lots, NodeId, Price};
 use sqlx::ConnectOptions;
-use sqlx::postgres::{PgConnectOptions, PgConnection, PgRow};
+use sqlx::postgres::{PgConnectOptions, PgConnection};
 use sqlx::{Postgres, Row as _, postgres::PgArguments, query::Query};
 use std::collections::BTreeSet;
 use std::future::Future;
@@ -276,21 +273,6 @@ const EVENTS: &str = concat!(
     from input i left join written w on w.id = i.id"
 );
 
-// One statement, so one snapshot: a pair that ends meanwhile is live or ended in it, never missing.
-// The two lists of states are those of the two partial indexes.
-const LOAD: &str = "
-    select id, link_id, follower_id, master_ticket, follower_ticket, state, is_pending, symbol, side,
-        master_side, lots_at_open, master_lots_at_open, close_price, reason, rejected_stops,
-        rejected_stop_loss, rejected_take_profit, rejected_pending_price, rejected_target,
-        version, lease_token,
-        (extract(epoch from sent_at) * 1000000)::bigint as sent_us,
-        (extract(epoch from opened_at) * 1000000)::bigint as opened_us,
-        (extract(epoch from closed_at) * 1000000)::bigint as closed_us
-    from pairs
-    where follower_id = $1
-      and (state in ('sending', 'open', 'closing') or state in ('closed', 'failed', 'skipped'))
-    order by link_id, master_ticket, id";
-
 /// The tables in a Postgres, as one node sees them.
 ///
 /// It holds two connections of its own, made when they are needed: one that writes, used by one
@@ -364,11 +346,26 @@ impl RowSink for PgRows {
     }
 
     async fn load_pairs(&self, follower: AccountId) -> Result<LoadedPairs, WriteError> {
-        self.on(&self.reading, async |mut connection| {
-            let result = load_on(&mut connection, follower).await;
+        // Live rows first: a row only ever goes from live to ended, so none is missed.
+        let live = self.on(&self.reading, async |mut connection| {
+            let result = load::live(&mut connection, follower).await;
             (connection, result)
-        })
-        .await
+        });
+        let live = live.await?;
+        let mut ended: Vec<PairRow> = Vec::new();
+        loop {
+            let after = ended.last();
+            let page = self.on(&self.reading, async |mut connection| {
+                let result = load::ended(&mut connection, follower, after).await;
+                (connection, result)
+            });
+            let page = page.await?;
+            let is_last = page.len() < load::LOAD_ROWS_MAX;
+            ended.extend(page);
+            if is_last {
+                return Ok(load::joined(live, ended));
+            }
+        }
     }
 
     async fn prepare(&self) -> Result<(), WriteError> {
@@ -554,111 +551,7 @@ fn bind_events(rows: &[&CopyEvent], node: &NodeId) -> PgQuery {
         .bind(node.as_str().to_owned())
 }
 
-async fn load_on(
-    connection: &mut PgConnection,
-    follower: AccountId,
-) -> Result<LoadedPairs, WriteError> {
-    let query = sqlx::query(LOAD).bind(follower.as_i64());
-    let rows = query.fetch_all(connection).await.map_err(fault)?;
-    let rows: Vec<PairRow> = rows.iter().map(read_row).collect::<Result<_, _>>()?;
-    let (ended, live) = rows.into_iter().partition(PairRow::has_ended);
-    Ok(LoadedPairs { live, ended })
-}
-
-fn read_row(row: &PgRow) -> Result<PairRow, WriteError> {
-    Ok(PairRow {
-        pair: read_pair(row)?,
-        follower: checked("follower_id", AccountId::from_i64(get(row, "follower_id")?))?,
-        token: checked("lease_token", Token::from_i64(get(row, "lease_token")?))?,
-        opened_at: read_instant(row, "opened_us")?,
-        closed_at: read_instant(row, "closed_us")?,
-        close_price: read_price(row, "close_price")?,
-    })
-}
-
-fn read_pair(row: &PgRow) -> Result<Pair, WriteError> {
-    let state: String = get(row, "state")?;
-    let ticket: Option<i64> = get(row, "follower_ticket")?;
-    let master_lots: Decimal = get(row, "master_lots_at_open")?;
-    Ok(Pair {
-        id: PairId(get::<Uuid>(row, "id")?.as_u128()),
-        link: checked("link_id", LinkId::from_i64(get(row, "link_id")?))?,
-        master_ticket: checked(
-            "master_ticket",
-            MasterTicket::from_i64(get(row, "master_ticket")?),
-        )?,
-        state: PairState::from_word(&state).ok_or_else(|| unreadable("state", state))?,
-        is_pending: get(row, "is_pending")?,
-        follower_ticket: checked(
-            "follower_ticket",
-            ticket.map(FollowerTicket::from_i64).transpose(),
-        )?,
-        symbol: checked("symbol", Symbol::new(get::<String>(row, "symbol")?))?,
-        side: read_side(row, "side")?,
-        master_side: read_side(row, "master_side")?,
-        lots_at_open: read_lots(row, "lots_at_open")?,
-        master_lots_at_open: checked("master_lots_at_open", Lots::new(master_lots))?,
-        sent_at: read_instant(row, "sent_us")?,
-        reason: read_reason(row)?,
-        rejected: read_rejected(row)?,
-        version: checked("version", u64::try_from(get::<i64>(row, "version")?))?,
-    })
-}
-
-fn read_rejected(row: &PgRow) -> Result<Rejected, WriteError> {
-    let stops = Stops {
-        stop_loss: read_price(row, "rejected_stop_loss")?,
-        take_profit: read_price(row, "rejected_take_profit")?,
-    };
-    Ok(Rejected {
-        stops: get::<bool>(row, "rejected_stops")?.then_some(stops),
-        pending_price: read_price(row, "rejected_pending_price")?,
-        target: read_lots(row, "rejected_target")?,
-    })
-}
-
-fn read_reason(row: &PgRow) -> Result<Option<EndReason>, WriteError> {
-    let Some(word) = get::<Option<String>>(row, "reason")? else { return Ok(None) };
-    EndReason::from_word(&word).map(Some).ok_or_else(|| unreadable("reason", word))
-}
-
-fn read_side(row: &PgRow, column: &'static str) -> Result<Side, WriteError> {
-    let word: String = get(row, column)?;
-    let side = [Side::Buy, Side::Sell].into_iter().find(|side| side.as_str() == word);
-    side.ok_or_else(|| unreadable(column, word))
-}
-
-fn read_instant(row: &PgRow, column: &'static str) -> Result<Option<Micros>, WriteError> {
-    Ok(get::<Option<i64>>(row, column)?.map(Micros))
-}
-
-fn read_price(row: &PgRow, column: &'static str) -> Result<Option<Price>, WriteError> {
-    checked(column, get::<Option<Decimal>>(row, column)?.map(Price::new).transpose())
-}
-
-fn read_lots(row: &PgRow, column: &'static str) -> Result<Option<Lots>, WriteError> {
-    checked(column, get::<Option<Decimal>>(row, column)?.map(Lots::new).transpose())
-}
-
-fn get<'r, T>(row: &'r PgRow, column: &'static str) -> Result<T, WriteError>
-where
-    T: sqlx::Decode<'r, Postgres> + sqlx::Type<Postgres>,
-{
-    row.try_get(column).map_err(|error| unreadable(column, error))
-}
-
-fn checked<T, E: std::fmt::Display>(
-    column: &'static str,
-    value: Result<T, E>,
-) -> Result<T, WriteError> {
-    value.map_err(|error| unreadable(column, error))
-}
-
-fn unreadable(column: &'static str, problem: impl std::fmt::Display) -> WriteError {
-    WriteError::Unreadable { table: "pairs", column, problem: problem.to_string() }
-}
-
-fn fault(error: sqlx::Error) -> WriteError {
+pub(super) fn fault(error: sqlx::Error) -> WriteError {
     match error {
         sqlx::Error::Database(error) => WriteError::Refused {
             sqlstate: error.code().unwrap_or_default().into_owned(),

@@ -365,6 +365,26 @@ async fn dropped_and_left_out_rows_are_counted_by_reason() {
     }
 }
 
+// One read of everything took longer than its limit for a follower of some years.
+#[tokio::test]
+async fn more_ended_rows_than_one_read_takes_are_all_loaded() {
+    let world = PostgresWorld::start().await;
+    world.store("a", [Row::Pair(pair(11, 1, PairState::Open, Some(901)))]).await;
+    world
+        .run(
+            "insert into pairs (id, link_id, follower_id, master_ticket, follower_ticket, state,
+                symbol, side, master_side, master_lots_at_open, version, lease_token, node_id)
+            select gen_random_uuid(), 11, 11, 1 + n / 3, 1000 + n, 'closed', 'EURUSD', 'buy', 'buy',
+                1, 1, 1, 'a' from generate_series(1, 40001) n",
+        )
+        .await;
+    let loaded = world.rows("b").load_pairs(account(11)).await.unwrap();
+    assert_eq!(loaded.live.len(), 1);
+    let tickets: std::collections::BTreeSet<_> =
+        loaded.ended.iter().map(|row| row.pair.follower_ticket).collect();
+    assert_eq!((loaded.ended.len(), tickets.len()), (40_001, 40_001));
+}
+
 #[tokio::test]
 async fn ended_row_is_kept_from_every_other_program_too() {
     let world = PostgresWorld::start().await;
