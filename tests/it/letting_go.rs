@@ -103,14 +103,19 @@ async fn a_full_node_gives_a_new_one_its_share_one_by_one_and_then_all_stay_wher
     let account = world.add_external_account("master").await;
     world.add_followers(account, 10).await;
     let mut master = Master::start(vec![world.bus.url(0)], account).await;
-    let a = world.node("a").start();
+    let start = |name: &str| {
+        // A query may take longer than elsewhere: cycles that fail would only prolong the test.
+        let spec = world.node(name).setting("LOCKSTEP_LEASE", "6s");
+        spec.setting("LOCKSTEP_QUERY_LIMIT", "1s").start()
+    };
+    let a = start("a");
     world.until_copying().await;
     master.open_many(5, "0.10");
     let before = world.owned_by(&a).await;
     assert_eq!(before.len(), 10);
-    let b = world.node("b").start();
+    let b = start("b");
     let mut traded = Instant::now();
-    until("the new node has its share", TAKEOVER, async || {
+    until("the new node has its share", TAKEOVER * 2, async || {
         if traded.elapsed() > Duration::from_millis(300) {
             traded = Instant::now();
             let opened = master.open("0.10");
@@ -129,11 +134,11 @@ async fn a_full_node_gives_a_new_one_its_share_one_by_one_and_then_all_stay_wher
     assert_eq!((of_a.len(), of_b.len()), (6, 4), "an even part of 5, and one more");
     assert!(of_a.iter().all(|(account, token)| before[account] == *token), "moved and came back");
     assert!(of_b.iter().all(|(account, token)| before[account] + 1 == *token), "moved twice");
-    // Once let go, nobody logs in under the old tenure again.
+    // Once it has its new owner, nobody logs in under the old tenure again.
     let logins = logins(&world.ledger().await);
-    for (account, old) in of_b.keys().map(|account| (account, before[account])) {
-        let of_old = logins.iter().filter(|(a, token, _)| a == account && token.as_i64() == old);
-        assert_eq!(of_old.count(), 1, "sessions of {account} under its old token");
+    for account in of_b.keys() {
+        let tokens = logins.iter().filter(|(a, ..)| a == account).map(|(_, token, _)| *token);
+        assert!(tokens.is_sorted(), "sessions of {account}: {logins:?}");
     }
 }
 

@@ -143,11 +143,20 @@ async fn an_account_with_an_unanswered_order_is_left_to_expire_at_a_shutdown() {
         "given back with an order on its way"
     );
 
-    // The next owner takes it as after a crash, and finds out what became of the order.
+    // The next owner takes it as after a crash; what was not answered is looked for and not sent
+    // again, whether it arrived or not.
     broker.set_mode(FaultMode::Pass).await.unwrap();
     let _b = world.node("b").start();
-    let ledger = world.until_equal(TAKEOVER, |_| State::of_book(&master.book)).await;
+    let second = master.open("0.20");
+    let ledger = until("both copy the next trade", TAKEOVER, async || {
+        let ledger = world.ledger().await;
+        let has = |link| State::of_copies(&ledger, link).trades.contains_key(&second.get());
+        world.links.iter().all(has).then_some(ledger)
+    })
+    .await;
     assert_clean(&ledger);
+    let opens = orders(&ledger).into_iter().filter(|o| o.account == stuck && o.is_opening).count();
+    assert!(opens <= 2, "the unanswered open was sent again");
     let now = owners(&mut db).await;
     assert!(of_a.iter().all(|(account, token)| now[account].token == *token + 1));
 }

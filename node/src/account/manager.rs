@@ -272,9 +272,8 @@ impl Manager {
                 }
                 self.let_go(tenure, drained, self.unserved_back_off()).await;
             }
-            Ended::NotDrained if wanted == Some(Wanted::Move) => {
-                self.let_go(tenure, false, GIVEN_BACK_OFF).await;
-            }
+            // One that could not be moved after all begins again here: that is better than to let its
+            // lease run out.
             Ended::NotDrained | Ended::Stopped => {}
         }
     }

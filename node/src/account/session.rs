@@ -390,6 +390,8 @@ impl AccountSession {
     fn wanted(&self) -> Result<(), Wanted> {
         match *self.control.wanted.borrow() {
             Wanted::Run => Ok(()),
+            // It moves when no order of it is on its way, and works until then.
+            Wanted::Move if !self.is_flat() => Ok(()),
             other => Err(other),
         }
     }
@@ -440,7 +442,7 @@ impl AccountSession {
         let mut wanted = self.control.wanted.clone();
         tokio::select! {
             biased;
-            changed = wanted.wait_for(|wanted| *wanted != Wanted::Run) => {
+            changed = wanted.wait_for(|wanted| !matches!(wanted, Wanted::Run | Wanted::Move)) => {
                 Err(changed.map_or(Wanted::Stop, |wanted| *wanted))
             }
             connected = self.connect(account, settings) => Ok(connected),
@@ -580,7 +582,10 @@ impl AccountSession {
     /// Another node is to have the account, and no order is on its way.
     fn may_move(&self) -> bool {
         self.wanted() == Err(Wanted::Move)
-            && self.follower.as_ref().is_none_or(|follower| follower.unanswered() == 0)
+    }
+
+    fn is_flat(&self) -> bool {
+        self.follower.as_ref().is_none_or(|follower| follower.unanswered() == 0)
     }
 
     fn has_peers(&self) -> bool {
