@@ -19,7 +19,7 @@
 //! Not covered: storing the epoch (the owner does, under its lease token, from the status), and
 //! messages that the connection accepted and lost; beacons and snapshots repair those.
 
-mod core;
+pub mod core;
 mod task;
 
 pub use self::core::EpochReason;

@@ -1,4 +1,6 @@
 //! The pure core of a publisher: gives positions, keeps the queue, raises the epoch.
+//!
+//! Public because the simulation drives it under its own clock; a process uses [`super::Publisher`].
 
 use super::Closing;
 use crate::error::BusError;
@@ -37,16 +39,22 @@ impl EpochReason {
 
 /// A complete state at a position; cheap to take, and turned into bytes outside the lock.
 #[derive(Debug, Clone)]
-pub(crate) struct StateAt {
-    pub(crate) epoch: Epoch,
-    pub(crate) seq: Seq,
-    pub(crate) at: Micros,
-    pub(crate) book: Arc<Book>,
-    pub(crate) funds: Option<Funds>,
+pub struct StateAt {
+    /// Incarnation.
+    pub epoch: Epoch,
+    /// Last event that is contained.
+    pub seq: Seq,
+    /// Publisher's clock.
+    pub at: Micros,
+    /// What is open.
+    pub book: Arc<Book>,
+    /// Money, if known.
+    pub funds: Option<Funds>,
 }
 
 impl StateAt {
-    pub(crate) fn to_snapshot(&self, account: AccountId) -> MasterSnapshot {
+    /// As the message that answers a request.
+    pub fn to_snapshot(&self, account: AccountId) -> MasterSnapshot {
         MasterSnapshot {
             account,
             epoch: self.epoch,
@@ -60,14 +68,21 @@ impl StateAt {
 
 /// One message that waits for the connection.
 #[derive(Debug)]
-pub(crate) enum Outgoing {
-    Event { event: TradeEvent, queued: Instant },
+pub enum Outgoing {
+    /// An event.
+    Event {
+        /// What happened.
+        event: TradeEvent,
+        /// Since when it waits.
+        queued: Instant,
+    },
+    /// A beacon of this state.
     Beacon(StateAt),
 }
 
 /// The state of one publisher.
 #[derive(Debug)]
-pub(crate) struct PublisherCore {
+pub struct PublisherCore {
     account: AccountId,
     epoch: Epoch,
     seq: Seq,
@@ -90,7 +105,8 @@ pub(crate) struct PublisherCore {
 }
 
 impl PublisherCore {
-    pub(crate) fn new(account: AccountId, epoch: Epoch, queue_max: usize) -> Self {
+    /// A publisher that is offline and knows no state yet.
+    pub fn new(account: AccountId, epoch: Epoch, queue_max: usize) -> Self {
         PublisherCore {
             account,
             epoch,
@@ -109,29 +125,33 @@ impl PublisherCore {
         }
     }
 
-    pub(crate) fn position(&self) -> (Epoch, Seq) {
+    /// Where the next event comes after.
+    pub fn position(&self) -> (Epoch, Seq) {
         (self.epoch, self.seq)
     }
 
-    pub(crate) fn superseded(&self) -> Option<Epoch> {
+    /// The epoch of another publisher that was heard; this one is silent for good.
+    pub fn superseded(&self) -> Option<Epoch> {
         self.superseded
     }
 
     /// Messages are being sent, or would be if there were any.
-    pub(crate) fn speaks(&self) -> bool {
+    pub fn speaks(&self) -> bool {
         self.online && self.observed && self.superseded.is_none()
     }
 
     /// Reasons of the epochs raised since the last call, for the counter.
-    pub(crate) fn take_raised(&mut self) -> Vec<EpochReason> {
+    pub fn take_raised(&mut self) -> Vec<EpochReason> {
         std::mem::take(&mut self.raised)
     }
 
-    pub(crate) fn set_funds(&mut self, funds: Funds) {
+    /// The newest word about money; it goes with beacons and snapshots.
+    pub fn set_funds(&mut self, funds: Funds) {
         self.funds = Some(funds);
     }
 
-    pub(crate) fn suspend(&mut self) {
+    /// The state is not known any more; the next complete one begins a new epoch.
+    pub fn suspend(&mut self) {
         if self.observed {
             self.observed = false;
             self.suspended = true;
@@ -139,7 +159,8 @@ impl PublisherCore {
         }
     }
 
-    pub(crate) fn observe(
+    /// Takes in a complete state. Output: how many events it made.
+    pub fn observe(
         &mut self,
         at: Micros,
         next: Book,
@@ -170,7 +191,8 @@ impl PublisherCore {
         self.enqueue(at, changes, now)
     }
 
-    pub(crate) fn publish(
+    /// Takes in changes of the known state. Errors: no complete state was observed yet.
+    pub fn publish(
         &mut self,
         at: Micros,
         changes: Vec<Change>,
@@ -225,7 +247,7 @@ impl PublisherCore {
     }
 
     /// Messages cannot or must not be sent: what waits is dropped. Output: how many.
-    pub(crate) fn go_offline(&mut self) -> usize {
+    pub fn go_offline(&mut self) -> usize {
         self.online = false;
         let dropped = self.queue.len();
         self.queue.clear();
@@ -233,14 +255,14 @@ impl PublisherCore {
     }
 
     /// Messages may be sent again, on a connection or under a permit that is not the old one.
-    pub(crate) fn go_online(&mut self, now: Micros, reason: EpochReason) {
+    pub fn go_online(&mut self, now: Micros, reason: EpochReason) {
         self.online = true;
         self.raise(now, reason);
         self.push_beacon(now);
     }
 
     /// Queues a beacon of the state that the events before it lead to.
-    pub(crate) fn push_beacon(&mut self, now: Micros) {
+    pub fn push_beacon(&mut self, now: Micros) {
         let waits = matches!(self.queue.back(), Some(Outgoing::Beacon(_)));
         if planted::is(Bug::P19) && self.spoke {
             return; // an epoch is announced, and no more
@@ -255,7 +277,7 @@ impl PublisherCore {
     }
 
     /// The complete state, if there is one and this publisher may speak of it.
-    pub(crate) fn state(&self, now: Micros) -> Option<StateAt> {
+    pub fn state(&self, now: Micros) -> Option<StateAt> {
         (self.observed && self.superseded.is_none()).then(|| StateAt {
             epoch: self.epoch,
             seq: self.seq,
@@ -266,13 +288,13 @@ impl PublisherCore {
     }
 
     /// Takes what waits longest, at most `max` messages.
-    pub(crate) fn take(&mut self, max: usize) -> Vec<Outgoing> {
+    pub fn take(&mut self, max: usize) -> Vec<Outgoing> {
         let count = self.queue.len().min(max);
         self.queue.drain(..count).collect()
     }
 
     /// A position was heard for this account. Our own is never above the current one.
-    pub(crate) fn hear(&mut self, epoch: Epoch, seq: Seq) {
+    pub fn hear(&mut self, epoch: Epoch, seq: Seq) {
         if (epoch, seq) > self.position() && self.superseded.is_none() {
             self.superseded = Some(epoch);
             self.queue.clear();

@@ -59,8 +59,8 @@ pub struct MemoryRow {
 }
 
 /// What a node said of itself in its last cycle.
-#[derive(Debug, Clone)]
-struct MemoryNode {
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct MemoryNode {
     platforms: Vec<String>,
     capacity: u32,
     owned: u32,
@@ -217,16 +217,9 @@ impl MemoryOwnership {
             return Err(LeaseError::OldTimeline { timeline, seen });
         }
         let mut rows = before.clone();
-        let mut work = Transaction {
-            rows: &mut rows,
-            nodes: &mut nodes,
-            locked: &locked,
-            request,
-            begun_at,
-            written_at: self.table.now(),
-            timeline,
-        };
-        let reply = work.run();
+        let locks = RowLocks { exclusive: locked, shared: BTreeSet::new() };
+        let times = StatementTimes { begun_at, written_at: self.table.now(), timeline };
+        let reply = run_statements(&mut rows, &mut nodes, &locks, request, times);
         let age = self.table.now().since(begun_at);
         if age > TRANSACTION_AGE_MAX {
             return Err(LeaseError::TransactionTooOld { age });
@@ -256,10 +249,45 @@ impl OwnershipStore for MemoryOwnership {
     }
 }
 
+/// Rows that other transactions hold locked.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct RowLocks {
+    /// For an update: nobody else touches the row.
+    pub exclusive: BTreeSet<AccountId>,
+    /// For a fenced write (`FOR KEY SHARE`): a renewal passes, a claim or a release does not.
+    pub shared: BTreeSet<AccountId>,
+}
+
+/// The database's clock and history, as one transaction sees them.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct StatementTimes {
+    /// `now()`: when the transaction began.
+    pub begun_at: Micros,
+    /// `clock_timestamp()`: when the rows are written.
+    pub written_at: Micros,
+    /// Timeline of the server.
+    pub timeline: u32,
+}
+
+/// The statements of one cycle on a table of rows, up to the commit.
+///
+/// Shape: the rows as they are committed, what the nodes said of themselves, what others hold
+/// locked, and the request in; both as they will be, and the reply out.
+pub fn run_statements(
+    rows: &mut BTreeMap<AccountId, MemoryRow>,
+    nodes: &mut BTreeMap<String, MemoryNode>,
+    locks: &RowLocks,
+    request: &CycleRequest,
+    times: StatementTimes,
+) -> CycleReply {
+    let StatementTimes { begun_at, written_at, timeline } = times;
+    Transaction { rows, nodes, locks, request, begun_at, written_at, timeline }.run()
+}
+
 struct Transaction<'a> {
     rows: &'a mut BTreeMap<AccountId, MemoryRow>,
     nodes: &'a mut BTreeMap<String, MemoryNode>,
-    locked: &'a BTreeSet<AccountId>,
+    locks: &'a RowLocks,
     request: &'a CycleRequest,
     begun_at: Micros,
     written_at: Micros,
@@ -351,7 +379,7 @@ impl Transaction<'_> {
     }
 
     fn mine(&mut self, key: &TenureKey) -> Option<&mut MemoryRow> {
-        if self.locked.contains(&key.account) {
+        if self.locks.exclusive.contains(&key.account) {
             return None;
         }
         let node = self.request.node.as_str();
@@ -363,6 +391,9 @@ impl Transaction<'_> {
     fn release(&mut self) -> Vec<AccountId> {
         let (mut released, now) = (Vec::new(), self.written_at);
         for key in &self.request.release {
+            if self.locks.shared.contains(&key.account) {
+                continue;
+            }
             if let Some(row) = self.mine(key) {
                 row.node_id = None;
                 row.lease_until = None;
@@ -429,7 +460,8 @@ impl Transaction<'_> {
             row.enabled
                 && self.request.platforms.contains(&row.platform)
                 && !claim.avoid.contains(account)
-                && !self.locked.contains(account)
+                && !self.locks.exclusive.contains(account)
+                && !self.locks.shared.contains(account)
         };
         let rows =
             self.rows.iter().filter(|(account, row)| open(account, row) && fits(account, row));

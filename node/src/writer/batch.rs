@@ -99,14 +99,17 @@ pub fn retry_delay(attempts: u32, jitter: f64) -> Duration {
 
 /// A row on its way, with what the queue knows of it.
 #[derive(Debug, Clone)]
-pub(crate) struct Entry {
-    pub(crate) row: Row,
+pub struct Entry {
+    /// The row.
+    pub row: Row,
     /// When it was pushed.
-    pub(crate) pushed: Instant,
+    pub pushed: Instant,
     /// When the oldest change that it stands for was pushed.
-    pub(crate) since: Instant,
-    pub(crate) attempts: u32,
-    pub(crate) not_before: Option<Instant>,
+    pub since: Instant,
+    /// How often it had to wait.
+    pub attempts: u32,
+    /// Its turn comes then.
+    pub not_before: Option<Instant>,
 }
 
 impl Entry {
@@ -123,7 +126,8 @@ impl Entry {
 #[derive(Debug, Clone)]
 pub struct Batch {
     kind: RowKind,
-    pub(crate) entries: Vec<Entry>,
+    /// The rows.
+    pub entries: Vec<Entry>,
 }
 
 impl Batch {
@@ -195,7 +199,7 @@ impl Batch {
     }
 
     /// Two halves, the first not smaller than the second.
-    pub(crate) fn halves(mut self) -> (Batch, Batch) {
+    pub fn halves(mut self) -> (Batch, Batch) {
         let second = self.entries.split_off(self.entries.len().div_ceil(2));
         let kind = self.kind;
         (self, Batch { kind, entries: second })
@@ -253,7 +257,7 @@ impl Queue {
     }
 
     /// Takes a row back that was not written through no fault of its own.
-    pub(crate) fn put_back(&mut self, entry: Entry) {
+    pub fn put_back(&mut self, entry: Entry) {
         let account = entry.row.account();
         self.insert(entry, false);
         // It was counted all the time that it was away.
@@ -261,14 +265,14 @@ impl Queue {
     }
 
     /// Takes a row back that cannot be written just now; each time it waits longer.
-    pub(crate) fn hold(&mut self, mut entry: Entry, now: Instant, jitter: f64) {
+    pub fn hold(&mut self, mut entry: Entry, now: Instant, jitter: f64) {
         entry.not_before = Some(now + retry_delay(entry.attempts, jitter));
         entry.attempts = entry.attempts.saturating_add(1);
         self.put_back(entry);
     }
 
     /// A row of this account needs nothing more.
-    pub(crate) fn settle(&mut self, account: AccountId) {
+    pub fn settle(&mut self, account: AccountId) {
         let count = self.pending.get_mut(&account);
         let count = count.expect("a row is settled once, and was counted when it was pushed");
         *count -= 1;

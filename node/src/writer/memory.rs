@@ -26,13 +26,19 @@ pub struct MemoryDatabase {
     tables: Arc<Mutex<Tables>>,
 }
 
-#[derive(Debug, Default)]
-struct Tables {
-    owners: BTreeMap<AccountId, (NodeId, Token)>,
-    locked: BTreeSet<AccountId>,
-    links: BTreeMap<LinkId, AccountId>,
-    pairs: BTreeMap<PairId, PairRow>,
-    statuses: BTreeMap<AccountId, AccountStatus>,
+/// The rules of the tables, without anybody who shares them.
+#[derive(Debug, Clone, Default)]
+pub struct Tables {
+    /// Owner and token of each account row.
+    pub owners: BTreeMap<AccountId, (NodeId, Token)>,
+    /// Account rows that somebody holds for an update.
+    pub locked: BTreeSet<AccountId>,
+    /// The follower of each link.
+    pub links: BTreeMap<LinkId, AccountId>,
+    /// Stored pairs.
+    pub pairs: BTreeMap<PairId, PairRow>,
+    /// Stored status rows.
+    pub statuses: BTreeMap<AccountId, AccountStatus>,
     events: BTreeMap<uuid::Uuid, CopyEvent>,
     is_away: bool,
 }
@@ -97,32 +103,13 @@ impl RowSink for MemoryRows {
     async fn persist(&self, batch: &Batch) -> Result<Vec<RowOutcome>, WriteError> {
         let mut tables = self.database.tables.lock();
         tables.check_reached()?;
-        match batch.kind() {
-            RowKind::PairLive => {
-                tables.write_pairs(&batch.pairs(), |t, row| t.write_live(&self.node, row))
-            }
-            RowKind::PairEnded => {
-                tables.write_pairs(&batch.pairs(), |t, row| t.write_ended(&self.node, row))
-            }
-            RowKind::Status => Ok(batch
-                .statuses()
-                .into_iter()
-                .map(|row| tables.write_status(&self.node, row))
-                .collect()),
-            RowKind::Event => {
-                Ok(batch.events().into_iter().map(|row| tables.write_event(row)).collect())
-            }
-        }
+        tables.persist(&self.node, batch)
     }
 
     async fn load_pairs(&self, follower: AccountId) -> Result<LoadedPairs, WriteError> {
         let tables = self.database.tables.lock();
         tables.check_reached()?;
-        let mut rows: Vec<PairRow> =
-            tables.pairs.values().filter(|row| row.follower == follower).cloned().collect();
-        rows.sort_by_key(|row| (row.pair.link, row.pair.master_ticket, row.pair.id));
-        let (ended, live) = rows.into_iter().partition(PairRow::has_ended);
-        Ok(LoadedPairs { live, ended })
+        Ok(tables.load_pairs(follower))
     }
 
     async fn prepare(&self) -> Result<(), WriteError> {
@@ -134,6 +121,39 @@ impl RowSink for MemoryRows {
 type Undo = (PairId, Option<PairRow>);
 
 impl Tables {
+    /// Stores a batch in the name of a node: all of its pairs or none.
+    pub fn persist(
+        &mut self,
+        node: &NodeId,
+        batch: &Batch,
+    ) -> Result<Vec<RowOutcome>, WriteError> {
+        match batch.kind() {
+            RowKind::PairLive => {
+                self.write_pairs(&batch.pairs(), |t, row| t.write_live(node, row))
+            }
+            RowKind::PairEnded => {
+                self.write_pairs(&batch.pairs(), |t, row| t.write_ended(node, row))
+            }
+            RowKind::Status => Ok(batch
+                .statuses()
+                .into_iter()
+                .map(|row| self.write_status(node, row))
+                .collect()),
+            RowKind::Event => {
+                Ok(batch.events().into_iter().map(|row| self.write_event(row)).collect())
+            }
+        }
+    }
+
+    /// Every pair of a follower, by link and master ticket.
+    pub fn load_pairs(&self, follower: AccountId) -> LoadedPairs {
+        let mut rows: Vec<PairRow> =
+            self.pairs.values().filter(|row| row.follower == follower).cloned().collect();
+        rows.sort_by_key(|row| (row.pair.link, row.pair.master_ticket, row.pair.id));
+        let (ended, live) = rows.into_iter().partition(PairRow::has_ended);
+        LoadedPairs { live, ended }
+    }
+
     fn check_reached(&self) -> Result<(), WriteError> {
         if self.is_away {
             return Err(WriteError::Unreachable { message: "the database is away".to_owned() });
