@@ -104,7 +104,8 @@ impl PaperEvents {
     }
 }
 
-pub(crate) fn event_of(change: AccountChange) -> Option<SessionEvent> {
+/// What a change of an account means to its session; nothing if only the money changed.
+pub fn event_of(change: AccountChange) -> Option<SessionEvent> {
     Some(match change {
         AccountChange::PositionOpened { position }
         | AccountChange::PositionModified { position } => SessionEvent::Position(position),

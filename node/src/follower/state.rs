@@ -502,6 +502,11 @@ impl Follower {
         self.slots.on_their_way()
     }
 
+    /// Whether an order for a master ticket is on its way.
+    pub fn is_on_its_way(&self, ticket: MasterTicket) -> bool {
+        self.on_their_way.keys().any(|key| key.ticket == ticket)
+    }
+
     /// The last price of a symbol, as the session has it; set before a feed event is given in.
     pub fn set_quote(&mut self, quote: Quote) {
         self.quotes.insert(quote.symbol.clone(), quote);

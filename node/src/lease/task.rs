@@ -384,7 +384,7 @@ impl<S: OwnershipStore> LeaseKeeper<S> {
     }
 
     /// Makes the next cycle due after `wait`, but not sooner than a pause after the last one.
-    fn hurry(&mut self, pause: Duration, wait: Duration) {
+    pub fn hurry(&mut self, pause: Duration, wait: Duration) {
         self.due = self.due.min(self.clock.now().plus(wait).max(self.finished.plus(pause)));
     }
 

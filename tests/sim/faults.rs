@@ -1,0 +1,151 @@
+//! When a fault begins and ends, and the healing of everything.
+
+use crate::plan::{Fault, SECOND, Scheduled};
+use crate::world::{World, account};
+use reconcile::LinkMode;
+use schemas::LinkId;
+
+pub(crate) fn schedule(w: &mut World, place: usize, scheduled: Scheduled) {
+    if let Fault::DbFailover { lag } = scheduled.fault {
+        // What the copy has is what was committed before its lag.
+        let at = scheduled.at.saturating_sub(lag);
+        w.at(at, None, |w| w.db.replica = Some(w.db.committed.clone()));
+    }
+    let at = scheduled.at;
+    w.at(at, None, move |w| begin(w, place, &scheduled));
+}
+
+fn begin(w: &mut World, place: usize, scheduled: &Scheduled) {
+    if w.healed {
+        return;
+    }
+    crate::world::begins(w, place, scheduled);
+    match scheduled.fault.clone() {
+        Fault::Crash { node, restart_after } => {
+            crate::node::crash(w, node);
+            w.after(restart_after, None, move |w| crate::node::start(w, node));
+        }
+        Fault::Shutdown { node, restart_after } => {
+            crate::node::shut_down(w, node);
+            w.after(restart_after + 60 * SECOND, None, move |w| crate::node::start(w, node));
+        }
+        Fault::Twin { node } => {
+            let twin = w.plan.nodes.len() + node;
+            crate::node::start(w, twin);
+            w.after(scheduled.lasts, None, move |w| crate::node::crash(w, twin));
+        }
+        Fault::Freeze { node, kind } => w.freeze(node, kind, scheduled.lasts),
+        Fault::WallStep { node, by } => w.step_wall(node, by),
+        Fault::DbClock { by } => {
+            w.db.clock_off += by;
+            w.db.jumped_at = Some(w.now);
+        }
+        Fault::DbFailover { .. } => fail_over(w),
+        Fault::DbLock { account: id } => {
+            w.db.lock_by_hand(account(id));
+            w.after(scheduled.lasts, None, |w| w.db.unlock_by_hand());
+        }
+        Fault::BrokerCut { node } => {
+            keep(w, place, scheduled);
+            crate::broker::cut_off(w, node);
+        }
+        Fault::BrokerDrop { account: id } => {
+            let id = account(id);
+            let numbers: Vec<u64> = w
+                .brokers
+                .connections
+                .iter()
+                .filter(|(_, c)| c.account == id && !c.is_gone)
+                .map(|(number, _)| *number)
+                .collect();
+            for number in numbers {
+                crate::broker::drop_connection(w, number);
+            }
+        }
+        Fault::ClosesByHand => crate::broker::meddle(w, true),
+        Fault::StopsByHand => crate::broker::meddle(w, false),
+        Fault::LinkCloseOnly { link } => {
+            let Some(id) = w.links.keys().nth(link).copied() else { return };
+            set_mode(w, id, LinkMode::CloseOnly);
+            w.after(scheduled.lasts, None, move |w| set_mode(w, id, LinkMode::Copy));
+        }
+        Fault::AccountOff { account: id } => {
+            set_enabled(w, id, false);
+            w.after(scheduled.lasts, None, move |w| set_enabled(w, id, true));
+        }
+        _ => keep(w, place, scheduled),
+    }
+}
+
+fn keep(w: &mut World, place: usize, scheduled: &Scheduled) {
+    w.active.insert(place, scheduled.fault.clone());
+    w.after(scheduled.lasts, None, move |w| {
+        w.active.remove(&place);
+    });
+}
+
+fn fail_over(w: &mut World) {
+    let Some(replica) = w.db.replica.take() else { return };
+    w.db.committed = replica;
+    w.db.timeline += 1;
+    w.db.jumped_at = Some(w.now);
+    w.db.restart();
+    crate::oracle::history_lost(w);
+}
+
+fn set_mode(w: &mut World, id: LinkId, mode: LinkMode) {
+    let Some(facts) = w.links.get_mut(&id) else { return };
+    facts.rules.mode = mode;
+    facts.was_restricted = true;
+    let follower = facts.rules.follower;
+    for node in 0..w.machines.len() {
+        if let Some(who) = w.who(node) {
+            let wait = w.rng.range(1_000, SECOND);
+            w.after(wait, Some(who), move |w| crate::session::rules_changed(w, who, follower));
+        }
+    }
+}
+
+fn set_enabled(w: &mut World, id: u64, enabled: bool) {
+    let id = account(id);
+    if let Some(row) = w.db.committed.rows.get_mut(&id) {
+        row.enabled = enabled;
+    }
+    for facts in w.links.values_mut() {
+        if facts.rules.follower == id || facts.rules.master == id {
+            facts.was_restricted = true;
+        }
+    }
+}
+
+/// Every fault ends; every node runs again but those that are lost for good.
+pub(crate) fn heal(w: &mut World) {
+    w.healed = true;
+    w.active.clear();
+    w.db.unlock_by_hand();
+    let ids: Vec<u64> = w.db.committed.rows.keys().map(|id| id.get()).collect();
+    for id in ids {
+        set_enabled(w, id, true);
+    }
+    let links: Vec<LinkId> = w.links.keys().copied().collect();
+    for link in links {
+        if w.links[&link].rules.mode == LinkMode::CloseOnly {
+            set_mode(w, link, LinkMode::Copy);
+        }
+    }
+    w.note(|| "everything heals".into());
+    // One node may stay away for good where the others have room for all.
+    let needed = w.db.committed.rows.len() as u32;
+    let lost = w.rng.index(w.plan.nodes.len());
+    let others: u32 =
+        w.plan.nodes.iter().enumerate().filter(|(n, _)| *n != lost).map(|(_, (c, _))| *c).sum();
+    let loses_one = w.plan.nodes.len() > 1 && others >= needed && w.rng.chance(0.4);
+    for node in 0..w.machines.len() {
+        if node >= w.plan.nodes.len() || (loses_one && node == lost) {
+            crate::node::crash(w, node);
+            w.machines[node].lost_for_good = true;
+        } else {
+            crate::node::start(w, node);
+        }
+    }
+}

@@ -1,0 +1,76 @@
+//! The simulation: real decision code in a simulated world, one thread and one seed a run.
+//!
+//! `./run sim --seeds 0..2000` runs them all and prints one verdict; `--seed N --trace` tells the
+//! story of one. A failing seed is run again with ever fewer of its faults, and the shortest story
+//! that still breaks the same law is printed.
+
+#![allow(clippy::print_stdout, clippy::print_stderr, reason = "a program for the shell")]
+
+mod broker;
+mod bus;
+mod db;
+mod faults;
+mod feed;
+mod node;
+mod oracle;
+mod plan;
+mod planted;
+mod report;
+mod rng;
+mod session;
+mod story;
+mod world;
+mod writer;
+
+use clap::Parser;
+use plan::Mode;
+use std::process::ExitCode;
+
+/// Simulates Lockstep under faults and checks its promises.
+#[derive(Debug, Parser)]
+pub(crate) struct Args {
+    /// Seeds to run, as FROM..TO.
+    #[arg(long, default_value = "0..200", value_parser = seeds)]
+    seeds: (u64, u64),
+    /// One seed only.
+    #[arg(long)]
+    seed: Option<u64>,
+    /// What to check; without it every seed is run in the mode that its number says.
+    #[arg(long, value_enum)]
+    mode: Option<Mode>,
+    /// Print everything that happens (with --seed).
+    #[arg(long)]
+    trace: bool,
+    /// The last line is one JSON object.
+    #[arg(long)]
+    json: bool,
+    /// Threads.
+    #[arg(long, default_value_t = 2)]
+    threads: usize,
+    /// Stop at the first violation.
+    #[arg(long)]
+    first: bool,
+}
+
+fn seeds(text: &str) -> Result<(u64, u64), String> {
+    let wrong = || format!("must be FROM..TO with FROM below TO, got {text}");
+    let (from, to) = text.split_once("..").ok_or_else(wrong)?;
+    let from = from.trim().parse().map_err(|_| wrong())?;
+    let to = to.trim().parse().map_err(|_| wrong())?;
+    if from < to { Ok((from, to)) } else { Err(wrong()) }
+}
+
+fn main() -> ExitCode {
+    let args = Args::parse();
+    if let Some(seed) = args.seed {
+        return report::one(&args, seed);
+    }
+    report::many(&args)
+}
+
+impl Args {
+    /// Odd seeds heal at the end, even ones do not, unless the mode is given.
+    fn mode_of(&self, seed: u64) -> Mode {
+        self.mode.unwrap_or(if seed.is_multiple_of(2) { Mode::Safety } else { Mode::Liveness })
+    }
+}
