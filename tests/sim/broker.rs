@@ -47,9 +47,11 @@ pub(crate) struct Order {
     pub(crate) request: OrderRequest,
     pub(crate) token: Token,
     pub(crate) margin_us: i64,
+    /// The master's volume when it was decided.
+    pub(crate) master_lots: Option<Lots>,
     pub(crate) checked_at: u64,
     pub(crate) written_at: u64,
-    /// A freeze after the last check, or a delivery that took longer than any fence.
+    /// A freeze after the last check, or a delivery that took longer than the longest answer.
     pub(crate) is_excused: bool,
 }
 
@@ -492,7 +494,7 @@ pub(crate) fn write(w: &mut World, mut order: Order) {
 fn arrive(w: &mut World, number: u64) {
     let Some(order) = w.brokers.orders.get_mut(&number) else { return };
     let waited = w.now - order.written_at;
-    if waited > crate::node::FENCE.as_micros() as u64 {
+    if waited > crate::node::BROKER_CALL_LIMIT.as_micros() as u64 {
         order.is_excused = true;
     }
     let order = order.clone();

@@ -209,7 +209,7 @@ fn is_trusted(w: &World, id: AccountId, who: Who, token: Token, reserve: u64) ->
 
 /// The last check has just let an order pass.
 pub(crate) fn order_leaves(w: &mut World, order: &Order) {
-    let Order { account: id, who, token, key, .. } = *order;
+    let Order { account: id, who, token, .. } = *order;
     w.oracle.orders += 1;
     match is_trusted(w, id, who, token, us(SEND_RESERVE)) {
         Ok(margin) => {
@@ -220,17 +220,26 @@ pub(crate) fn order_leaves(w: &mut World, order: &Order) {
             w.violate("S2", format!("account {id}: node {} sends under token {token}: {why}", who.node));
         }
     }
+}
+
+/// A follower wants an order sent, and has a permit.
+pub(crate) fn order_decided(w: &mut World, order: &mut Order) {
+    let told = crate::session::told_of(w, order.who, order.account, order.key.link);
+    order.master_lots = told.and_then(|book| {
+        let position = book.positions.get(&order.key.ticket).map(|p| p.lots);
+        position.or_else(|| book.pendings.get(&order.key.ticket).map(|p| p.lots))
+    });
     if opens(&order.request) {
-        open_leaves(w, order);
+        open_decided(w, order);
     }
     match &order.request {
-        OrderRequest::Close { ticket, lots: None } => close_leaves(w, id, *ticket),
-        OrderRequest::Cancel { ticket } => cancel_leaves(w, id, *ticket, key),
+        OrderRequest::Close { ticket, lots: None } => close_decided(w, order.account, *ticket),
+        OrderRequest::Cancel { ticket } => cancel_decided(w, order.account, *ticket, order.key),
         _ => {}
     }
 }
 
-fn open_leaves(w: &mut World, order: &Order) {
+fn open_decided(w: &mut World, order: &Order) {
     let Order { account: id, who, key, .. } = *order;
     if w.oracle.ended.contains(&key) && !w.oracle.overlaps.contains(&id) {
         w.violate("S5", format!("{key:?} had a copy that ended, and is opened again"));
@@ -268,18 +277,20 @@ fn copies_held(w: &World, id: AccountId, key: TicketKey) -> usize {
     tickets.filter(|ticket| w.oracle.copies.get(&(id, *ticket)) == Some(&key)).count()
 }
 
-fn close_leaves(w: &mut World, id: AccountId, ticket: FollowerTicket) {
+fn close_decided(w: &mut World, id: AccountId, ticket: FollowerTicket) {
     let Some(key) = w.oracle.copies.get(&(id, ticket)).copied() else {
         w.violate("S7", format!("account {id}: {ticket} is closed, and is no copy of ours"));
         return;
     };
     let is_open = truth_of(w, key.link).is_some_and(|b| b.positions.contains_key(&key.ticket));
-    if is_open && copies_held(w, id, key) < 2 {
+    // A copy whose order came later than any answer may have been given up before.
+    let came_late = w.oracle.opened.get(&key).is_some_and(|all| all.iter().any(|o| o.is_excused));
+    if is_open && !came_late && copies_held(w, id, key) < 2 {
         w.violate("S7", format!("{key:?}: the copy {ticket} is closed, and its master's trade is open"));
     }
 }
 
-fn cancel_leaves(w: &mut World, id: AccountId, ticket: FollowerTicket, key: TicketKey) {
+fn cancel_decided(w: &mut World, id: AccountId, ticket: FollowerTicket, key: TicketKey) {
     let restricted = w.links.get(&key.link).is_some_and(|facts| facts.was_restricted);
     let waits = truth_of(w, key.link).is_some_and(|b| b.pendings.contains_key(&key.ticket));
     if waits && !restricted && copies_held(w, id, key) < 2 {
@@ -329,17 +340,12 @@ fn opened(w: &mut World, order: &Order, ticket: FollowerTicket, lots: Option<Lot
     let key = order.key;
     w.oracle.opens += 1;
     w.oracle.copies.insert((order.account, ticket), key);
-    let told = crate::session::told_of(w, order.who, order.account, key.link);
-    let master_lots = told.and_then(|book| {
-        let position = book.positions.get(&key.ticket).map(|p| p.lots);
-        position.or_else(|| book.pendings.get(&key.ticket).map(|p| p.lots))
-    });
     let asked = match &order.request {
         OrderRequest::Open { lots, .. } | OrderRequest::Place { lots, .. } => *lots,
         _ => unreachable!("only opening requests come here"),
     };
     let is_excused = order.is_excused || w.oracle.overlaps.contains(&order.account);
-    let fact = Opened { ticket, lots: lots.unwrap_or(asked), master_lots, is_excused };
+    let fact = Opened { ticket, lots: lots.unwrap_or(asked), master_lots: order.master_lots, is_excused };
     let all = w.oracle.opened.entry(key).or_default();
     all.push(fact);
     if all.len() < 2 {

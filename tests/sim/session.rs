@@ -549,7 +549,7 @@ fn send(
         return follower.step(at, Input::Answer { key, attempt, outcome });
     };
     let number = session.number;
-    let order = Order {
+    let mut order = Order {
         connection,
         who,
         account,
@@ -558,10 +558,12 @@ fn send(
         request,
         token: permit.token(),
         margin_us: 0,
+        master_lots: None,
         checked_at: 0,
         written_at: 0,
         is_excused: false,
     };
+    crate::oracle::order_decided(w, &mut order);
     let wait = crate::node::executor_wait(w, who);
     if wait == 0 {
         if let Err(order) = leave(w, permit, order) {
