@@ -4,7 +4,7 @@
 use crate::plan::{FOLLOWERS_FROM, Fault, MASTERS, MS, Plan, SECOND, Style as PlanStyle, TRADING_FROM};
 use crate::world::{Who, World, account};
 use lockstep::broker::paper::event_of;
-use lockstep::broker::{Outcome, SessionEvent};
+use lockstep::broker::{Outcome, SessionEvent, waits_for_the_sync_mark};
 use lockstep::follower::{Attempt, TicketKey};
 use paper::engine::{Effects, Engine};
 use paper::faults::Settings;
@@ -405,7 +405,7 @@ pub(crate) fn log_in(
                 synced_at,
             },
         );
-        let wait = if crate::planted::session_waits_for_the_sync_mark() { synced_at } else { now };
+        let wait = if waits_for_the_sync_mark() { synced_at } else { now };
         w.at(wait, None, move |w| {
             let snapshot = listed(w, number, id);
             let symbols = w.brokers.engine.symbols(id).expect("declared");
@@ -678,7 +678,8 @@ pub(crate) fn tickets_of(change: &AccountChange) -> (Option<FollowerTicket>, Opt
         AccountChange::PositionOpened { position }
         | AccountChange::PositionModified { position }
         | AccountChange::PendingFilled { position } => (None, Some(position.ticket)),
-        AccountChange::PositionReduced { position, closed } => {
+        AccountChange::PositionReduced { position, closed }
+        | AccountChange::PositionReversed { position, closed } => {
             (Some(closed.ticket), Some(position.ticket))
         }
         AccountChange::PositionClosed { closed, .. } => (Some(closed.ticket), None),

@@ -9,10 +9,10 @@ use crate::world::{BEGIN, LinkFacts, Who, World, account};
 use lockstep::database::DatabaseError;
 use lockstep::lease::LeaseError;
 use lockstep::lease::cycle::{CycleReply, CycleRequest};
-use lockstep::lease::memory::{MemoryRow, RowLocks, StatementTimes, run_statements};
+use lockstep::lease::memory::{MemoryNode, MemoryRow, RowLocks, StatementTimes, run_statements};
 use lockstep::lease::store::TRANSACTION_AGE_MAX;
 use lockstep::writer::batch::Batch;
-use lockstep::writer::memory::Tables;
+use lockstep::writer::memory::{Tables, live_write_locks_the_account_row};
 use lockstep::writer::{LoadedPairs, RowKind, RowOutcome, WriteError};
 use schemas::{AccountId, Epoch, LinkId, Micros, NodeId, Token};
 use std::collections::{BTreeMap, BTreeSet};
@@ -30,7 +30,10 @@ const WRITE_LIMIT: u64 = 5 * SECOND;
 #[derive(Debug, Clone)]
 pub(crate) struct Committed {
     pub(crate) rows: BTreeMap<AccountId, MemoryRow>,
+    pub(crate) nodes: BTreeMap<String, MemoryNode>,
     pub(crate) epochs: BTreeMap<AccountId, Epoch>,
+    /// Links whose broker does not keep tags.
+    pub(crate) untaggable: BTreeSet<LinkId>,
     pub(crate) tables: Tables,
 }
 
@@ -46,6 +49,7 @@ struct LeaseTransaction {
     who: Who,
     request: CycleRequest,
     changed: BTreeMap<AccountId, MemoryRow>,
+    node: Option<(String, MemoryNode)>,
     reply: Option<CycleReply>,
 }
 
@@ -73,6 +77,9 @@ impl Db {
             node_id: None,
             lease_until: None,
             token: Token::MIN,
+            tenure_since: None,
+            starts: 0,
+            free_since: Micros(BEGIN),
         };
         let rows = ids.map(|id| (account(id), row.clone())).collect();
         let mut tables = Tables::default();
@@ -80,7 +87,7 @@ impl Db {
             tables.links.insert(*id, facts.rules.follower);
         }
         Db {
-            committed: Committed { rows, epochs: BTreeMap::new(), tables },
+            committed: Committed { rows, nodes: BTreeMap::new(), epochs: BTreeMap::new(), untaggable: BTreeSet::new(), tables },
             replica: None,
             locks: Locks::default(),
             transactions: 0,
@@ -241,7 +248,7 @@ fn begin_cycle(w: &mut World, who: Who, request: CycleRequest) {
         process.db_connection = Some((server, timeline));
         process.note_begun();
     }
-    let open = LeaseTransaction { who, request, changed: BTreeMap::new(), reply: None };
+    let open = LeaseTransaction { who, request, changed: BTreeMap::new(), node: None, reply: None };
     w.db.open.insert(transaction, open);
     w.after(IDLE_LIMIT, None, move |w| roll_back(w, transaction));
     // Statements come one after the other; a slow server or a slow line lies between.
@@ -262,7 +269,22 @@ fn run_cycle(w: &mut World, transaction: u64, begun_at: Micros, begun_true: u64,
     let Some(open) = w.db.open.get_mut(&transaction) else { return };
     let mut rows = w.db.committed.rows.clone();
     let times = StatementTimes { begun_at, written_at, timeline };
-    let reply = run_statements(&mut rows, &locks, &open.request, times);
+    let seen = open.request.timeline_min.filter(|seen| timeline < *seen);
+    if let Some(seen) = seen {
+        let (who, number) = (open.who, open.request.number);
+        roll_back(w, transaction);
+        w.reach("server_of_an_older_timeline_refused");
+        let back = w.db_latency();
+        w.after(back, Some(who), move |w| {
+            let error = LeaseError::OldTimeline { timeline, seen };
+            crate::node::lease_answered(w, who, number, Err(error));
+        });
+        return;
+    }
+    let mut nodes = w.db.committed.nodes.clone();
+    let reply = run_statements(&mut rows, &mut nodes, &locks, &open.request, times);
+    let name = open.request.node.as_str().to_owned();
+    open.node = nodes.remove(&name).map(|node| (name, node));
     rows.retain(|id, row| w.db.committed.rows.get(id) != Some(row));
     let ids: Vec<AccountId> = rows.keys().copied().collect();
     open.changed = rows;
@@ -316,6 +338,7 @@ fn commit_cycle(w: &mut World, transaction: u64) {
     let Some(open) = w.db.open.remove(&transaction) else { return };
     w.db.unlock(transaction);
     let (who, number) = (open.who, open.request.number);
+    w.db.committed.nodes.extend(open.node);
     for (id, row) in open.changed {
         let before = w.db.committed.rows[&id].clone();
         let row = MemoryRow { enabled: before.enabled, ..row };
@@ -399,6 +422,20 @@ pub(crate) fn store_epoch(
     });
 }
 
+/// Remembers under the lease token that a link's broker keeps no tags.
+pub(crate) fn store_untaggable(w: &mut World, who: Who, id: AccountId, token: Token, link: LinkId) {
+    if w.way_to_db(who.node) != Way::Open {
+        return;
+    }
+    let at = w.now + w.db_latency();
+    let at = w.db_works_at(at);
+    w.at(at, None, move |w| {
+        if w.db.owner(id).is_some_and(|(_, held)| held == token) {
+            w.db.committed.untaggable.insert(link);
+        }
+    });
+}
+
 /// Sends one batch of rows; its answer is given to `writer::answered`.
 pub(crate) fn send_batch(w: &mut World, who: Who, node_id: NodeId, batch: Batch) {
     let sent = w.process(who).writer.statement;
@@ -429,7 +466,7 @@ fn fence_batch(w: &mut World, who: Who, sent: u64, node_id: NodeId, batch: Batch
     for id in &accounts {
         let Some((owner, token)) = w.db.owner(*id) else { continue };
         let Ok(owner) = NodeId::new(owner.to_owned()) else { continue };
-        if batch.kind() != RowKind::Event && crate::planted::fence_locks_the_row() {
+        if batch.kind() != RowKind::Event && live_write_locks_the_account_row() {
             w.db.locks.shared.insert((*id, transaction));
         }
         owners.insert(*id, (owner, token));

@@ -161,6 +161,7 @@ fn act(w: &mut World, who: Who, master: AccountId, outputs: Vec<FeedOutput>) {
                 _ => {}
             },
             FeedOutput::CountGap(_) => w.reach("gap"),
+            FeedOutput::TwoPublishers { .. } => w.reach("two_publishers"),
             FeedOutput::CountTriesExhausted | FeedOutput::DoubtEnded(_) => {}
         }
     }

@@ -14,7 +14,6 @@ mod feed;
 mod node;
 mod oracle;
 mod plan;
-mod planted;
 mod report;
 mod rng;
 mod session;

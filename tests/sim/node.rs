@@ -9,7 +9,7 @@ use crate::plan::{Fault, MS, Point, SECOND};
 use crate::session::Session;
 use crate::world::{Who, World};
 use crate::writer::WriterState;
-use lockstep::clock::{NodeClock, NodeTime};
+use lockstep::clock::NodeClock;
 use lockstep::gate::{Gate, RevokeReason};
 use lockstep::lease::cycle::{CycleReply, CycleRequest};
 use lockstep::lease::task::{LeaseKeeper, LeaseState};
@@ -100,12 +100,14 @@ pub(crate) struct Process {
     pub(crate) db_connection: Option<(u64, u32)>,
     pub(crate) writer: WriterState,
     ending: bool,
+    /// When the transaction of the last cycle began, by this node's clock.
+    begun_at: Duration,
 }
 
 impl Process {
     /// The transaction of the running cycle begins at the server.
-    pub(crate) fn note_begun(&self) {
-        crate::planted::note_begun(self.clock.now().since_start());
+    pub(crate) fn note_begun(&mut self) {
+        self.begun_at = self.clock.now().since_start();
     }
 }
 
@@ -142,6 +144,7 @@ pub(crate) fn start(w: &mut World, node: usize) {
         capacity: machine.capacity,
         claim_rows_max: 100,
         listen_url: None,
+        proven_dead: Vec::new(),
     };
     let store = NotingStore(Arc::clone(&slot));
     let keeper = LeaseKeeper::new(&settings, store, gate.clone(), clock.clone());
@@ -164,6 +167,7 @@ pub(crate) fn start(w: &mut World, node: usize) {
         db_connection: None,
         writer: WriterState::default(),
         ending: false,
+        begun_at: Duration::ZERO,
     });
     w.note(|| format!("node {node} starts, incarnation {}", who.incarnation));
     crate::bus::connect(w, who);
@@ -258,7 +262,7 @@ fn serve_commands(process: &mut Process) {
     for command in process.commands.drain(..) {
         match command {
             Command::HandIn(tenure, back_off) => keeper.hand_in(tenure, back_off),
-            Command::Hurry(pause) => keeper.hurry(pause),
+            Command::Hurry(pause) => keeper.hurry(pause, Duration::ZERO),
         }
     }
 }
@@ -351,6 +355,8 @@ pub(crate) fn lease_answered(
         process.db_connection = None;
     }
     let reply = answer.as_ref().ok().cloned();
+    #[cfg(feature = "planted")]
+    schemas::planted::note_begun(process.begun_at);
     *process.slot.lock() = Slot::Answered(answer);
     if let Some(reply) = reply {
         crate::oracle::cycle_answered(w, who, &reply);
@@ -411,9 +417,4 @@ pub(crate) fn executor_wait(w: &World, who: Who) -> u64 {
         _ => None,
     });
     stalls.unwrap_or(0)
-}
-
-pub(crate) fn node_now(w: &mut World, who: Who) -> NodeTime {
-    w.refresh_clock(who);
-    w.process(who).clock.now()
 }

@@ -11,6 +11,7 @@ use crate::world::{Who, World};
 use bus::publisher::core::{Outgoing, PublisherCore, StateAt};
 use bus::{Closing, EpochReason, FeedMessage, start_epoch};
 use lockstep::account::lead::Lead;
+use lockstep::account::session::may_be_handed_in;
 use lockstep::account::rows::{Owner, copy_event, pair_row, pairs_of};
 use lockstep::broker::view::AccountView;
 use lockstep::broker::{NotSent, Outcome, SessionEvent};
@@ -20,7 +21,7 @@ use lockstep::follower::{
 use lockstep::gate::SendPermit;
 use lockstep::lease::TenureKey;
 use lockstep::writer::Row;
-use reconcile::{FollowerHistory, Limits, Pair};
+use reconcile::{FollowerHistory, Limits, LinkMode, LinkRules, Pair};
 use schemas::{
     AccountId, AccountSnapshot, Beacon, Book, Digest, Epoch, LinkId, Micros, OrderRequest, Seq,
     SymbolSpec,
@@ -158,12 +159,7 @@ pub(crate) fn begin(w: &mut World, who: Who, tenure: TenureKey, clean: bool) {
 
 fn load(w: &mut World, who: Who, account: AccountId, number: u64) {
     crate::db::load(w, who, account, move |w, loaded| {
-        let links: Vec<_> = w
-            .links
-            .values()
-            .filter(|facts| facts.rules.follower == account)
-            .map(|facts| facts.rules.clone())
-            .collect();
+        let links = rules_of(w, account);
         let at = now(w, who);
         let Some(session) = same(w, who, account, number) else { return };
         let Some((pairs, epoch)) = loaded else {
@@ -195,6 +191,20 @@ fn load(w: &mut World, who: Who, account: AccountId, number: u64) {
             crate::feed::attach(w, who, master, account);
         }
     });
+}
+
+/// The rules of an account's links, as its rows say them.
+fn rules_of(w: &World, account: AccountId) -> Vec<LinkRules> {
+    let of_account = w.links.values().filter(|facts| facts.rules.follower == account);
+    of_account
+        .map(|facts| {
+            let mut rules = facts.rules.clone();
+            if rules.mode == LinkMode::Copy && w.db.committed.untaggable.contains(&rules.link) {
+                rules.mode = LinkMode::CopyUntagged;
+            }
+            rules
+        })
+        .collect()
 }
 
 /// The links of a follower changed: they are read again beside the work.
@@ -447,7 +457,7 @@ fn on_event(w: &mut World, who: Who, account: AccountId, event: SessionEvent) {
     let Some(view) = leading.view.as_ref().or(shared) else { return };
     let mut closings = BTreeMap::new();
     if let SessionEvent::Closed { closed, reason } = &event {
-        let ticket = leading.lead.logical_ticket(closed.ticket);
+        let ticket = leading.lead.ticket_of(closed);
         closings.insert(ticket, Closing { price: Some(closed.close_price), reason: *reason });
     }
     let book = leading.lead.book(&view.positions, &view.pendings, &view.symbols);
@@ -482,6 +492,14 @@ fn execute(w: &mut World, who: Who, account: AccountId, effects: Vec<Effect>) {
                     format!("node {} plans {account} ({}): {steps:?}{}", who.node, reason.as_str(), if held { " HELD" } else { "" })
                 });
                 crate::oracle::planned(w, account, &steps, held, duplicates);
+            }
+            Effect::Untaggable(link) => {
+                w.note(|| format!("link {link} keeps no tags"));
+                w.reach("untaggable");
+                let token = get(w, who, account).map(|s| s.tenure.token);
+                if let Some(token) = token {
+                    crate::db::store_untaggable(w, who, account, token, link);
+                }
             }
             Effect::Restless(link) => {
                 w.note(|| format!("link {link} does not come to rest"));
@@ -753,11 +771,9 @@ fn take_rules(w: &mut World, who: Who, account: AccountId) {
         let here = same(w, who, account, number).is_some_and(|s| s.stage == Stage::Working);
         match loaded {
             Some((pairs, _)) if here => {
-                let links = w
-                    .links
-                    .values()
-                    .filter(|facts| facts.rules.follower == account)
-                    .map(|facts| (facts.rules.clone(), pairs_of(&facts.rules, &pairs)))
+                let links = rules_of(w, account)
+                    .into_iter()
+                    .map(|rules| (rules.clone(), pairs_of(&rules, &pairs)))
                     .collect();
                 step(w, who, account, Input::Links(links));
             }
@@ -816,6 +832,7 @@ fn cut(w: &mut World, who: Who, account: AccountId) {
             | Effect::Read { .. }
             | Effect::AskMaster { .. }
             | Effect::Planned { .. }
+            | Effect::Untaggable(_)
             | Effect::Restless(_) => {}
         }
     }
@@ -854,7 +871,7 @@ pub(crate) fn drain(w: &mut World, who: Who, account: AccountId) {
 fn drain_on(w: &mut World, who: Who, account: AccountId, until: u64) {
     let has_permission = permission(w, who, account).is_some();
     let Some(session) = get(w, who, account) else { return };
-    if crate::planted::may_be_handed_in(session.unanswered(), 0) {
+    if may_be_handed_in(session.unanswered(), 0) {
         session.lead = None;
         give_connection_up(w, who, account);
         let until = w.now + FLUSH_LIMIT;
@@ -870,7 +887,7 @@ fn drain_on(w: &mut World, who: Who, account: AccountId, until: u64) {
 
 fn flush_on(w: &mut World, who: Who, account: AccountId, until: u64) {
     let unwritten = w.process(who).writer.queue.pending(account);
-    if crate::planted::may_be_handed_in(0, unwritten) {
+    if may_be_handed_in(0, unwritten) {
         finish(w, who, account, true);
     } else if w.now >= until {
         finish(w, who, account, false);
@@ -881,7 +898,7 @@ fn end_unconnected(w: &mut World, who: Who, account: AccountId) {
     let Some(session) = get(w, who, account) else { return };
     let unanswered = session.unanswered();
     give_connection_up(w, who, account);
-    if crate::planted::may_be_handed_in(unanswered, 0) {
+    if may_be_handed_in(unanswered, 0) {
         let until = w.now + FLUSH_LIMIT;
         if let Some(session) = get(w, who, account) {
             session.stage = Stage::Flushing { until };
@@ -947,7 +964,7 @@ fn pump_publisher(w: &mut World, who: Who, account: AccountId) {
     let gate = process.gate.clone();
     let Some(session) = process.sessions.get_mut(&account) else { return };
     let token = session.tenure.token;
-    let permitted = crate::planted::may_speak(&gate, account, token, at.node);
+    let permitted = gate.may_speak(account, token, at.node);
     let Some(leading) = &mut session.lead else { return };
     if leading.core.superseded().is_some() {
         return;
