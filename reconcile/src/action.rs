@@ -531,9 +531,6 @@ words! {
         PendingCloseOnly = "pending_close_only",
         /// The follower's market is already past the trigger price; the fill is copied.
         PendingPricePassed = "pending_price_passed",
-        /// The order is old and the broker keeps no tags, so its copy may be there unseen; its fill
-        /// is judged as a trade (H53).
-        PendingUntagged = "pending_untagged",
     }
 }
 

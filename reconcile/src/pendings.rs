@@ -46,7 +46,8 @@ pub(crate) fn place_pending(
     let view = MasterView::Pending(order);
     let spec = usable_spec(rules, view, market)?;
     if rules.mode == LinkMode::CopyUntagged && is_late(order.placed_at, market) {
-        return Ok(OpenDecision::Wait(WaitReason::PendingUntagged));
+        // A copy of it may wait unseen, and would fill beside one that is opened for its fill.
+        return Err(SkipReason::Untaggable);
     }
     let lots = size_of(rules, view, spec, market)?;
     let kind = copy_kind(rules, order.kind);

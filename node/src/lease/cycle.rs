@@ -22,7 +22,7 @@
 //! Not covered: a process that starts after the database stepped its clock has nothing to compare
 //! with, and claims what looks expired.
 
-pub use super::doubt::{ClaimGuard, DATABASE_STEP_MAX, DatabaseDoubt, DatabaseMark};
+pub use super::doubt::{ClaimGuard, DatabaseBounds, DATABASE_STEP_MAX, DatabaseDoubt, DatabaseMark};
 use super::share::{Fleet, SHARE_GRACE};
 use super::term::{CycleNumber, LeaseTerm};
 use crate::clock::NodeTime;
@@ -106,6 +106,9 @@ pub struct ClaimRequest {
     pub capacity: u32,
     /// Whether rows of owners whose lease ran out may be taken.
     pub expired: bool,
+    /// What the database's time must say for them to be taken; nothing to compare with before the
+    /// first answer.
+    pub database: Option<DatabaseBounds>,
     /// Accounts this node keeps away from for a while.
     pub avoid: Vec<AccountId>,
     /// Processes that are proven to be dead, see `predecessor.rs`: their rows may be taken although
@@ -448,6 +451,7 @@ impl Holdings {
             rows_max,
             capacity: self.capacity,
             expired: self.guard.expired_may_be_claimed(started),
+            database: self.guard.bounds(started, self.timing.query_limit),
             avoid: self.avoided.keys().copied().collect(),
             proven_dead: self.proven_dead.clone(),
         });

@@ -357,6 +357,21 @@ fn database_clock_that_steps_freezes_claims_of_expired_rows_for_lease_and_fence(
 }
 
 #[test]
+fn request_says_between_which_instants_a_database_without_a_jump_begins() {
+    let mut node = holdings(100, 50);
+    let request = node.request(at(0));
+    assert_eq!(request.claim.as_ref().unwrap().database, None);
+    node.confirm(&request, at(0), at(1), &reply(at(0)));
+    let bounds = node.request(at(20)).claim.unwrap().database.unwrap();
+    let begun = reply(at(0)).database.now;
+    let after = |seconds: u64| begun.plus(s(seconds));
+    // It began between 0 and 1; the next begins between 20 and 25; a second is for drift.
+    assert_eq!((bounds.least, bounds.most), (after(18), after(26)));
+    assert!(bounds.hold(after(20), Some(1)) && !bounds.hold(after(20), Some(2)));
+    assert!(!bounds.hold(after(17), Some(1)) && !bounds.hold(after(60), Some(1)));
+}
+
+#[test]
 fn slow_answers_and_half_a_second_of_drift_are_no_step() {
     let mut guard = ClaimGuard::default();
     guard.observe(mark(1_000, 1), at(0), at(0), s(75));

@@ -46,6 +46,29 @@ impl DatabaseDoubt {
     }
 }
 
+/// Between which instants a database without a jump begins the next transaction.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct DatabaseBounds {
+    /// Not before.
+    pub least: Micros,
+    /// Not after.
+    pub most: Micros,
+    /// Timeline of the server that was last asked, where it can be read.
+    pub timeline: Option<u32>,
+}
+
+impl DatabaseBounds {
+    /// Whether this server goes on where the last one stopped.
+    pub fn is_same_history(&self, timeline: Option<u32>) -> bool {
+        !matches!((self.timeline, timeline), (Some(before), Some(now)) if before != now)
+    }
+
+    /// Whether a transaction that began at `now` on this timeline saw no jump.
+    pub fn hold(&self, now: Micros, timeline: Option<u32>) -> bool {
+        self.is_same_history(timeline) && (self.least..=self.most).contains(&now)
+    }
+}
+
 /// Compares the database's clock with ours from cycle to cycle (H12), and its timeline (H13).
 #[derive(Debug, Clone, Default)]
 pub struct ClaimGuard {
@@ -86,6 +109,20 @@ impl ClaimGuard {
             self.frozen_until = self.frozen_until.max(finished.plus(freeze));
         }
         doubt
+    }
+
+    /// What the database's time must say in the cycle that starts now, for rows that look expired
+    /// to be so: a jump is noticed in that cycle's own statement, and not only by its answer.
+    ///
+    /// Shape: the start of the cycle and the longest it may take in; nothing before the first
+    /// answer, as there is nothing to compare with.
+    pub fn bounds(&self, started: NodeTime, limit: Duration) -> Option<DatabaseBounds> {
+        let (mark, started_before, finished_before) = self.last?;
+        let least = started.since(finished_before);
+        let most = started.since(started_before) + limit + DATABASE_STEP_MAX;
+        let step = i64::try_from(DATABASE_STEP_MAX.as_micros()).unwrap_or(i64::MAX);
+        let least = Micros(mark.now.plus(least).0.saturating_sub(step));
+        Some(DatabaseBounds { least, most: mark.now.plus(most), timeline: mark.timeline })
     }
 
     /// Whether rows of owners whose lease ran out may be claimed.

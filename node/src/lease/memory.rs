@@ -426,6 +426,8 @@ impl Transaction<'_> {
         let owned = self.rows.values().filter(|row| row.node_id.as_deref() == Some(node)).count();
         let room = (claim.capacity as usize).saturating_sub(owned).min(claim.rows_max as usize);
         let free = self.claimable(claim, |_, row| row.node_id.is_none());
+        let timeline = Some(self.timeline);
+        let believed = claim.database.is_none_or(|bounds| bounds.hold(self.begun_at, timeline));
         let is_dead = |owner: &str| claim.proven_dead.iter().any(|dead| dead.as_str() == owner);
         let expired = self.claimable(claim, |account, row| {
             let Some(owner) = row.node_id.as_deref().filter(|owner| *owner != node) else {
@@ -433,7 +435,7 @@ impl Transaction<'_> {
             };
             let wait = claim_wait(row.starts, *account);
             let has_run_out = row.lease_until.is_none_or(|until| until.plus(wait) < self.begun_at);
-            (is_dead(owner) && row.starts <= 1) || (claim.expired && has_run_out)
+            (is_dead(owner) && row.starts <= 1) || (claim.expired && believed && has_run_out)
         });
         let picked: Vec<AccountId> = free.into_iter().chain(expired).take(room).collect();
         let (until, now) = (self.until(), self.written_at);

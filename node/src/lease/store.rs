@@ -36,6 +36,7 @@ use sqlx::postgres::{PgConnectOptions, PgConnection};
 use sqlx::{ConnectOptions, Connection, Row as _};
 use std::future::Future;
 use std::time::Duration;
+use time::OffsetDateTime;
 
 /// A cycle whose transaction is older than this when it reads back is refused (H2).
 pub const TRANSACTION_AGE_MAX: Duration = Duration::from_secs(1);
@@ -254,7 +255,7 @@ async fn run(session: &mut Session, request: &CycleRequest) -> Result<CycleReply
     let released = release(&mut transaction, request).await?;
     let renewed = renew(&mut transaction, request).await?;
     let claimed = match &request.claim {
-        Some(claim) => claim_rows(&mut transaction, request, claim).await?,
+        Some(claim) => claim_rows(&mut transaction, request, claim, session.timeline).await?,
         None => Vec::new(),
     };
     let owned = read_back(&mut transaction, request).await?;
@@ -353,7 +354,9 @@ async fn renew(
 /// The two LATERAL forms keep the plan on its indexes whatever the statistics say, and every CTE
 /// that locks is materialised: otherwise it would run again and lock more than its limit (M1).
 pub(crate) const CLAIM: &str = "
-with recursive room as materialized (
+with recursive believed as materialized (
+    select $6 and now() between coalesce($9, '-infinity') and coalesce($10, 'infinity') as expired
+), room as materialized (
     select greatest(0, least($4, $5 - count(*))) as rows_max
     from trading_accounts a
     where a.platform = any ($1) and a.node_id = $2
@@ -377,7 +380,7 @@ with recursive room as materialized (
         where a.platform = o.platform and a.node_id = o.node_id
         limit 1
     ) probe
-    where o.node_id <> $2 and (($6 and probe.lease_until < now()) or o.node_id = any ($8))
+    where o.node_id <> $2 and (((select expired from believed) and probe.lease_until < now()) or o.node_id = any ($8))
 ), free as materialized (
     select r.id, null::text as previous_owner
     from unnest($1::text[]) as p (platform), lateral (
@@ -393,7 +396,7 @@ with recursive room as materialized (
         select a.id from trading_accounts a
         where a.platform = d.platform and a.node_id = d.node_id
           and a.enabled and a.id <> all ($7)
-          and (($6 and a.lease_until + lockstep_claim_wait(a.starts, a.id) < now())
+          and (((select expired from believed) and a.lease_until + lockstep_claim_wait(a.starts, a.id) < now())
                or (a.node_id = any ($8) and a.starts <= 1))
         limit (select rows_max from room)
         for update skip locked
@@ -415,8 +418,11 @@ async fn claim_rows(
     transaction: &mut PgConnection,
     request: &CycleRequest,
     claim: &ClaimRequest,
+    timeline: Option<u32>,
 ) -> Result<Vec<ClaimedRow>, LeaseError> {
     let dead: Vec<&str> = claim.proven_dead.iter().map(NodeId::as_str).collect();
+    let bounds = claim.database;
+    let is_same_history = bounds.is_none_or(|bounds| bounds.is_same_history(timeline));
     let avoid: Vec<i64> = claim.avoid.iter().map(|account| account.as_i64()).collect();
     let rows: Vec<(i64, i64, Option<String>)> = sqlx::query_as(CLAIM)
         .bind(&request.platforms)
@@ -424,9 +430,11 @@ async fn claim_rows(
         .bind(interval(request.lease))
         .bind(i64::from(claim.rows_max))
         .bind(i64::from(claim.capacity))
-        .bind(claim.expired)
+        .bind(claim.expired && is_same_history)
         .bind(avoid)
         .bind(dead)
+        .bind(bounds.map(|bounds| timestamp(bounds.least)))
+        .bind(bounds.map(|bounds| timestamp(bounds.most)))
         .fetch_all(transaction)
         .await
         .map_err(failed("claim"))?;
@@ -605,6 +613,11 @@ fn tenure(id: i64, token: i64) -> Result<TenureKey, IdError> {
 
 fn columns(tenures: &[TenureKey]) -> (Vec<i64>, Vec<i64>) {
     tenures.iter().map(|key| (key.account.as_i64(), key.token.as_i64())).unzip()
+}
+
+fn timestamp(at: Micros) -> OffsetDateTime {
+    let nanoseconds = i128::from(at.0) * 1_000;
+    OffsetDateTime::from_unix_timestamp_nanos(nanoseconds).unwrap_or(OffsetDateTime::UNIX_EPOCH)
 }
 
 fn interval(duration: Duration) -> PgInterval {

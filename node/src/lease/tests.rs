@@ -6,7 +6,7 @@ mod postgres;
 mod suite;
 mod trust;
 
-use super::cycle::{ClaimRequest, CycleRequest, LeaseTiming, TenureKey};
+use super::cycle::{ClaimRequest, CycleRequest, DatabaseBounds, LeaseTiming, TenureKey};
 use super::memory::{MemoryOwnership, MemoryTable};
 use super::share::{Fleet, claim_wait};
 use super::store::{OwnershipStore, PostgresOwnership};
@@ -67,6 +67,7 @@ fn claim(rows_max: u32) -> Option<ClaimRequest> {
         rows_max,
         capacity: 1_000,
         expired: true,
+        database: None,
         avoid: Vec::new(),
         proven_dead: Vec::new(),
     })

@@ -371,8 +371,12 @@ fn link_at_a_broker_without_tags_opens_at_once_and_nothing_late() {
 
     let mut orders = Scene::new().master_waits(master_pending(102));
     orders.rules.mode = LinkMode::CopyUntagged;
-    assert_eq!(orders.steps(102), []);
-    assert_eq!(orders.live(102).waiting, Some(WaitReason::PendingUntagged));
+    // Its fill would be a fresh trade: a copy that waits unseen would fill beside it.
+    assert_eq!(orders.skip_reason(102), Some(SkipReason::Untaggable));
+    assert!(matches!(
+        orders.live(102).action.unwrap().steps[..],
+        [CopyStep::SkipOpen { reason: SkipReason::Untaggable, .. }]
+    ));
     orders.master.book.pendings.get_mut(&mt(102)).unwrap().placed_at = seconds_ago(1);
     assert!(matches!(orders.steps(102)[..], [CopyStep::PlacePending { .. }]));
 }

@@ -362,6 +362,8 @@ async fn claim_that_finds_nothing_reads_no_table_from_end_to_end() {
         .bind(true)
         .bind(Vec::<i64>::new())
         .bind(Vec::<String>::new())
+        .bind(None::<time::OffsetDateTime>)
+        .bind(None::<time::OffsetDateTime>)
         .fetch_all(&mut connection)
         .await
         .unwrap()

@@ -22,6 +22,7 @@ for_both_stores! {
     account_of_a_live_owner_is_not_claimed
     account_of_a_dead_owner_is_claimed_under_a_higher_token_and_says_whose_it_was
     expired_rows_are_left_alone_when_the_databases_time_is_in_doubt
+    rows_that_a_jump_made_run_out_are_not_claimed_in_the_very_cycle_that_meets_the_jump
     renewal_under_another_token_does_nothing
     two_processes_with_one_name_do_not_renew_for_each_other
     account_that_went_to_another_node_and_back_is_another_tenure
@@ -104,6 +105,37 @@ async fn expired_rows_are_left_alone_when_the_databases_time_is_in_doubt(world: 
     let reply = world.store().cycle(&request).await.unwrap();
     assert_eq!(reply.claimed.len(), 1);
     assert_eq!(reply.claimed[0].tenure, key(2, 1));
+}
+
+// Found by the simulation: the freeze of H12 began only with the answer of the cycle that had
+// already claimed the rows.
+async fn rows_that_a_jump_made_run_out_are_not_claimed_in_the_very_cycle_that_meets_the_jump(
+    world: impl World,
+) {
+    world.set_account(1, "paper", true).await;
+    let mut owner = world.store();
+    owner.cycle(&claiming("a", 1)).await.unwrap();
+    world.expire(1).await;
+    let mut store = world.store();
+    let seen = store.cycle(&cycle_of("b")).await.unwrap().database;
+    let asking = |least: i64, most: i64, timeline: Option<u32>| {
+        let mut request = claiming("b", 1);
+        request.claim.as_mut().unwrap().database = Some(DatabaseBounds {
+            least: Micros(seen.now.0 + least),
+            most: Micros(seen.now.0 + most),
+            timeline,
+        });
+        request
+    };
+    let minute = 60_000_000;
+    let later = asking(minute, 2 * minute, seen.timeline);
+    assert_eq!(store.cycle(&later).await.unwrap().claimed, []);
+    let earlier = asking(-2 * minute, -minute, seen.timeline);
+    assert_eq!(store.cycle(&earlier).await.unwrap().claimed, []);
+    let elsewhere = asking(-minute, minute, seen.timeline.map(|timeline| timeline + 1));
+    assert_eq!(store.cycle(&elsewhere).await.unwrap().claimed, []);
+    let as_expected = asking(-minute, minute, seen.timeline);
+    assert_eq!(store.cycle(&as_expected).await.unwrap().claimed.len(), 1);
 }
 
 async fn renewal_under_another_token_does_nothing(world: impl World) {
