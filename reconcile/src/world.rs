@@ -383,13 +383,17 @@ impl<'a> World<'a> {
             if pair.state != PairState::Sending {
                 return None;
             }
+            let sent_at = pair.sent_at?;
+            let limits = &self.parts.limits;
+            let until = sent_at.plus(limits.broker_answer_max + limits.clock_skew);
             let price = wanted.and_then(|view| self.price_range(view));
             return Some(Shape {
                 tag,
                 symbol: &pair.symbol,
                 side: pair.side,
                 kind: None,
-                since: earlier(pair.sent_at?),
+                since: earlier(sent_at),
+                in_flight: wanted.is_none().then_some((pair.is_pending, until)),
                 price,
                 lots: [pair.lots_at_open, None],
             });
@@ -411,6 +415,7 @@ impl<'a> World<'a> {
                 MasterView::Pending(order) => Some(copy_kind(self.parts.rules, order.kind)),
             },
             since: earlier(view.opened_at()),
+            in_flight: None,
             price: self.price_range(view),
             lots: [now, full],
         })
@@ -563,6 +568,8 @@ struct Shape<'a> {
     side: Side,
     kind: Option<PendingKind>,
     since: Micros,
+    /// Of an order in flight: it was sent as a pending order, and its longest answer is then.
+    in_flight: Option<(bool, Micros)>,
     price: Option<(Price, Decimal)>,
     lots: [Option<Lots>; 2],
 }
@@ -576,12 +583,20 @@ impl Shape<'_> {
             && item.copy.opened_at >= self.since
     }
 
-    /// Kind, price and volume are those of the copy.
+    /// Kind, price and volume are those of the copy. Where the master's trade is gone, and its
+    /// price with it, the time stands for the price: the copy of an order in flight appeared
+    /// between its sending and its longest answer.
     fn matches(&self, item: &Item<'_>) -> bool {
-        (self.kind.is_none() || item.copy.pending == self.kind)
-            && (self.kind.is_some() || item.copy.pending.is_none())
-            && self.lots.contains(&Some(item.copy.lots))
-            && self.price.is_some_and(|(price, near)| !prices_differ(price, item.copy.price, near))
+        let was_pending = self.in_flight.is_some_and(|(is_pending, _)| is_pending);
+        let is_kind = match self.kind {
+            Some(kind) => item.copy.pending == Some(kind),
+            None => item.copy.pending.is_none() || was_pending,
+        };
+        let is_near = match self.price {
+            Some((price, near)) => !prices_differ(price, item.copy.price, near),
+            None => self.in_flight.is_some_and(|(_, until)| item.copy.opened_at <= until),
+        };
+        is_kind && is_near && self.lots.contains(&Some(item.copy.lots))
     }
 }
 

@@ -102,7 +102,8 @@ impl World {
 pub(crate) fn connect(w: &mut World, who: Who) {
     let wait = w.bus_latency().min(2 * SECOND);
     w.after(wait, Some(who), move |w| {
-        if w.is_cut_off(who.node) {
+        // A handshake needs both directions.
+        if !w.can_send(who.node) || !w.can_hear(who.node) {
             w.after(RECONNECT_WAIT, Some(who), move |w| connect(w, who));
             return;
         }

@@ -113,11 +113,13 @@ pub(crate) fn answered(
     // One answer a request.
     feed.requests += 1;
     let had_reply = reply.is_some();
+    let place = reply.as_ref().map(|snapshot| (snapshot.epoch, snapshot.seq));
     let outputs = feed.core.observe_reply(reply, now);
     if had_reply && feed.core.doubt().is_some() {
         feed.replies_in_vain += 1;
         w.reach("snapshot_asked_again_because_stale");
     }
+    w.note(|| format!("feed of {master} on node {}: answer {place:?}", who.node));
     act(w, who, master, outputs);
 }
 
@@ -145,6 +147,17 @@ fn act(w: &mut World, who: Who, master: AccountId, outputs: Vec<FeedOutput>) {
                 {
                     w.reach("digest_differs");
                 }
+                match &message {
+                    FeedMessage::Doubt(reason) => {
+                        let reason = *reason;
+                        w.note(|| format!("feed of {master} on node {}: doubt {reason:?}", who.node));
+                    }
+                    FeedMessage::Snapshot(snapshot, reason) => {
+                        let (place, reason) = ((snapshot.epoch, snapshot.seq), *reason);
+                        w.note(|| format!("feed of {master} on node {}: snapshot {place:?} {reason:?}", who.node));
+                    }
+                    FeedMessage::Event { .. } | FeedMessage::Funds(_) => {}
+                }
                 for follower in followers {
                     crate::session::feed_says(w, who, follower, master, message.clone());
                 }
@@ -153,6 +166,7 @@ fn act(w: &mut World, who: Who, master: AccountId, outputs: Vec<FeedOutput>) {
                 let Some(feed) = w.process(who).feeds.get_mut(&master) else { return };
                 feed.requests += 1;
                 let number = feed.requests;
+                w.note(|| format!("feed of {master} on node {}: asks, heard {heard:?}", who.node));
                 crate::bus::request_snapshot(w, who, master, heard, number);
             }
             FeedOutput::CountDropped(reason) => match reason {

@@ -17,7 +17,7 @@ use lockstep::lease::memory::MemoryRow;
 use lockstep::writer::batch::Batch;
 use lockstep::writer::{EventOutcome, PairRow, Row, RowKind, RowOutcome};
 use paper::protocol::{AccountChange, OrderReply};
-use reconcile::{PairId, PairState, target_lots};
+use reconcile::{LinkMode, PairId, PairState, target_lots};
 use schemas::{
     AccountId, Book, FollowerTicket, LinkId, Lots, MasterTicket, OrderRequest, SymbolSpec, Token,
 };
@@ -287,7 +287,9 @@ fn close_decided(w: &mut World, id: AccountId, ticket: FollowerTicket) {
     };
     let is_open = truth_of(w, key.link).is_some_and(|b| b.positions.contains_key(&key.ticket));
     // A copy whose order came later than any answer may have been given up before.
-    let came_late = w.oracle.opened.get(&key).is_some_and(|all| all.iter().any(|o| o.is_excused));
+    let came_late = w.oracle.opened.get(&key).is_some_and(|all| all.iter().any(|o| o.is_excused))
+        // A waiting order of a link that only closes is cancelled, or closed as it fills.
+        || w.links.get(&key.link).is_some_and(|facts| facts.rules.mode == LinkMode::CloseOnly);
     if is_open && !came_late && copies_held(w, id, key) < 2 {
         w.violate("S7", format!("{key:?}: the copy {ticket} is closed, and its master's trade is open"));
     }
@@ -677,7 +679,8 @@ fn owners(w: &mut World) {
         let Some(process) = &w.machines[machine].process else { continue };
         let idle = process.sessions.values().find(|session| !session.is_at_work());
         if let Some(session) = idle {
-            let what = format!("account {} on node {machine} does not work", session.tenure.account);
+            let (id, state) = (session.tenure.account, session.state());
+            let what = format!("account {id} on node {machine} does not work: {state}");
             w.violate("L4", what);
             return;
         }
@@ -713,7 +716,7 @@ fn copies_agree(w: &mut World, link: LinkId) {
             held.entry(key.ticket).or_default().push((ticket, lots));
         }
     }
-    let is_blank = is_blank(w, id);
+    let is_blank = is_untagged(w, id);
     for (ticket, copies) in &held {
         let key = TicketKey { link, ticket: *ticket };
         let is_open = truth.positions.contains_key(ticket) || truth.pendings.contains_key(ticket);
@@ -745,9 +748,12 @@ fn touched_by_hand(w: &World, key: TicketKey) -> bool {
     w.oracle.decided.contains(&key)
 }
 
-fn is_blank(w: &World, id: AccountId) -> bool {
+/// The broker does not keep tags: a copy without its row is only reported.
+fn is_untagged(w: &World, id: AccountId) -> bool {
     let place = w.plan.follower_ids().position(|of| of == id.get());
-    place.is_some_and(|place| w.plan.followers[place].style == Style::Blank)
+    place.is_some_and(|place| {
+        matches!(w.plan.followers[place].style, Style::Blank | Style::Prefixed)
+    })
 }
 
 /// No row names a copy of this ticket.

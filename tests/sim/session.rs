@@ -98,6 +98,14 @@ impl Session {
         self.stage == Stage::Working && self.follower.as_ref().is_none_or(Follower::is_copying)
     }
 
+    /// What it does, for a message.
+    pub(crate) fn state(&self) -> String {
+        let follower = self.follower.as_ref();
+        let doubtful = follower.map(Follower::doubtful_masters);
+        let has_view = follower.map(|f| f.view().is_some());
+        format!("{:?}, doubtful {doubtful:?}, view {has_view:?}", self.stage)
+    }
+
     /// Where its publisher stands.
     pub(crate) fn published(&self) -> Option<(Epoch, Seq)> {
         self.lead.as_ref().map(|leading| leading.core.position())

@@ -144,7 +144,8 @@ impl Follower {
         if !action.steps.iter().any(begins_copy) {
             return Some(action);
         }
-        if !self.may_begin(key) || self.was_refused(key, &action.steps) {
+        let is_unsure = self.links.get(&key.link)?.maybe_copied.contains(&key.ticket);
+        if !self.may_begin(key) || is_unsure || self.was_refused(key, &action.steps) {
             // The reconcile that is due anyway will see it.
             return None;
         }

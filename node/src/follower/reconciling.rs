@@ -220,6 +220,13 @@ impl Follower {
     }
 
     fn wait_for_notes(&mut self, now: Now, id: LinkId, notes: &[Note]) {
+        let maybe_copied = notes.iter().filter_map(|note| match note {
+            Note::Waiting { ticket, why: WaitReason::StrayMayBeCopy } => Some(*ticket),
+            Note::Waiting { .. } | Note::ReportOrphan { .. } => None,
+        });
+        if let Some(link) = self.links.get_mut(&id) {
+            link.maybe_copied = maybe_copied.collect();
+        }
         let looks_again = notes.iter().any(|note| {
             matches!(
                 note,

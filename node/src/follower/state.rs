@@ -288,6 +288,9 @@ pub(super) struct Link {
     /// Opens that the broker took only without their stops, if at all; as long as the master has
     /// the trade.
     pub(super) without_stops: BTreeSet<MasterTicket>,
+    /// Trades and orders of the master that an unexplained trade with our magic may be the copy of,
+    /// by the last plan: nothing is opened for them, not even when the order fills.
+    pub(super) maybe_copied: BTreeSet<MasterTicket>,
     /// Copied trades that a snapshot is without and no event told the end of: only a plan, which
     /// can be held for a second look, may close their copies (H41).
     pub(super) unproven: BTreeSet<MasterTicket>,
@@ -458,6 +461,7 @@ impl Follower {
             read_once: false,
             taken_back: BTreeMap::new(),
             without_stops: BTreeSet::new(),
+            maybe_copied: BTreeSet::new(),
             unproven: BTreeSet::new(),
             found_untaggable: false,
             rounds: 0,

@@ -420,6 +420,29 @@ fn copy_without_comment_is_adopted_if_it_is_the_only_one_that_fits() {
     assert_eq!(stray(&scene, 55), Some(StrayReason::MagicOnly));
 }
 
+// H42 with H53, found by the simulation: the answer was lost, the broker blanks comments, and the
+// master has closed meanwhile, so that there is no price to compare with.
+#[test]
+fn untagged_copy_of_an_unanswered_order_is_found_by_its_time_when_the_master_is_gone() {
+    let mut blank = copy_position(55, 101);
+    blank.comment = String::new();
+    blank.opened_at = seconds_ago(4);
+    let scene = Scene::new();
+    let scene = scene.clone().pair(scene.sending_pair(101, 5));
+    let found = scene.clone().follower_has(blank.clone());
+    assert!(matches!(
+        found.steps(101)[..],
+        [CopyStep::AdoptCopy { found_by: FoundBy::UniqueMatch, .. }, ..]
+    ));
+    // One that opened before the order was sent is somebody else's.
+    let mut older = blank.clone();
+    older.opened_at = seconds_ago(60);
+    assert_eq!(scene.clone().follower_has(older).steps(101), []);
+    // Two that fit: neither is taken.
+    blank.ticket = ft(56);
+    assert_eq!(found.follower_has(blank).steps(101), []);
+}
+
 // B39: planned over the union, not over one list.
 #[test]
 fn pair_that_neither_list_shows_is_ended() {
