@@ -71,6 +71,10 @@ pub(crate) struct Oracle {
     opened: BTreeMap<TicketKey, Vec<Opened>>,
     copies: BTreeMap<(AccountId, FollowerTicket), TicketKey>,
     ended: BTreeSet<TicketKey>,
+    /// Copies whose broker gave their rest a new number, and took the tag off it.
+    renumbered: BTreeSet<TicketKey>,
+    /// An order of theirs came later than any answer.
+    came_late: BTreeSet<TicketKey>,
     decided: BTreeSet<TicketKey>,
     /// When a final row of a ticket was first committed.
     finals: BTreeMap<TicketKey, u64>,
@@ -325,6 +329,9 @@ pub(crate) fn order_arrived(w: &mut World, order: &Order) {
 
 /// The broker carried an order out or refused it.
 pub(crate) fn order_executed(w: &mut World, order: &Order, reply: &OrderReply) {
+    if order.is_excused {
+        w.oracle.came_late.insert(order.key);
+    }
     let OrderReply::Done(done) = reply else { return };
     let late = w.oracle.tenures.get(&order.account).is_some_and(|t| t.who != order.who);
     if late {
@@ -387,7 +394,7 @@ fn reduced(w: &mut World, order: &Order, ticket: FollowerTicket) {
         return;
     };
     let Some(target) = target_now(w, id, order.key, ticket) else { return };
-    if left < target {
+    if left < target && !w.oracle.came_late.contains(&order.key) {
         w.violate("S8", format!("{:?} is reduced to {left}, below its target {target}", order.key));
     }
 }
@@ -409,6 +416,7 @@ pub(crate) fn account_changed(
         Some(now) => {
             w.oracle.copies.insert((id, now), key);
             if now != gone {
+                w.oracle.renumbered.insert(key);
                 w.reach("copy_renumbered");
             }
         }
@@ -722,11 +730,11 @@ fn copies_agree(w: &mut World, link: LinkId) {
         let is_open = truth.positions.contains_key(ticket) || truth.pendings.contains_key(ticket);
         if copies.len() > 1 {
             w.violate("L4", format!("{key:?} has {} copies at rest", copies.len()));
-        } else if !is_open && !(is_blank && row_lost(w, key)) {
+        } else if !is_open && !(has_no_tag(w, key, is_blank) && row_lost(w, key)) {
             w.violate("L4", format!("{key:?} is left open: its master's trade is gone"));
         } else if let (Some(lots), Some(target)) = (copies[0].1, target_now(w, id, key, copies[0].0))
             && lots != target
-            && !touched_by_hand(w, key)
+            && !is_settled_otherwise(w, key)
         {
             w.violate("L4", format!("{key:?} holds {lots}, and should hold {target}"));
         }
@@ -743,9 +751,17 @@ fn copies_agree(w: &mut World, link: LinkId) {
     }
 }
 
-/// Refused changes of volume are remembered and not asked for again.
-fn touched_by_hand(w: &World, key: TicketKey) -> bool {
+/// Refused changes of volume are remembered and not asked for again, and what came later than any
+/// answer may have been done twice.
+fn is_settled_otherwise(w: &World, key: TicketKey) -> bool {
     w.oracle.decided.contains(&key)
+        || w.oracle.came_late.contains(&key)
+        || (w.oracle.renumbered.contains(&key) && row_lost(w, key))
+}
+
+/// Nothing at the broker says whose copy this is: without its row it is only reported.
+fn has_no_tag(w: &World, key: TicketKey, is_untagged: bool) -> bool {
+    is_untagged || w.oracle.renumbered.contains(&key)
 }
 
 /// The broker does not keep tags: a copy without its row is only reported.
