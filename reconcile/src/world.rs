@@ -68,6 +68,12 @@ pub(crate) struct World<'a> {
     open: BTreeSet<FollowerTicket>,
     /// Finished trades by ticket, oldest first.
     history: BTreeMap<FollowerTicket, Vec<&'a ClosedTrade>>,
+    /// Finished trades with our magic and the exact tag of a ticket of this link.
+    tagged: BTreeMap<MasterTicket, Vec<&'a ClosedTrade>>,
+    /// The same with whatever is left of a tag, on the trade or on another part of it.
+    tagged_loosely: BTreeMap<MasterTicket, Vec<&'a ClosedTrade>>,
+    /// Finished trades with our magic that no tag speaks of.
+    untagged_ended: Vec<&'a ClosedTrade>,
     /// Tickets whose finished parts are explained by a pair or a copy.
     explained: BTreeSet<FollowerTicket>,
     /// Pairs whose ended copy may continue in one of several unexplained trades.
@@ -95,9 +101,13 @@ impl<'a> World<'a> {
             stray_items: BTreeMap::new(),
             open: BTreeSet::new(),
             history: sorted_history(&parts.history.trades),
+            tagged: BTreeMap::new(),
+            tagged_loosely: BTreeMap::new(),
+            untagged_ended: Vec::new(),
             explained: BTreeSet::new(),
             ambiguous: BTreeSet::new(),
         };
+        world.sort_ended_by_tag();
         let mut items = world.items();
         world.open = items.keys().copied().collect();
         world.take_by_pair(&mut items);
@@ -448,10 +458,35 @@ impl<'a> World<'a> {
         }
     }
 
+    /// Reads the tags of the history once: every ticket asks for its own.
+    fn sort_ended_by_tag(&mut self) {
+        let link = self.parts.rules.link;
+        let ended = self.history.values().flatten().copied();
+        let ours: Vec<&ClosedTrade> = ended.filter(|t| self.is_ours(t.magic)).collect();
+        for trade in ours {
+            match tag::decode(&trade.comment) {
+                Some((of, ticket)) if of == link => {
+                    self.tagged.entry(ticket).or_default().push(trade);
+                }
+                Some(_) | None => {}
+            }
+            match self.history_tag(trade) {
+                Some((of, ticket)) if of == link => {
+                    self.tagged_loosely.entry(ticket).or_default().push(trade);
+                }
+                Some(_) => {}
+                None => self.untagged_ended.push(trade),
+            }
+        }
+        for trades in self.tagged.values_mut() {
+            trades.sort_by(|a, b| age_order(a, b));
+        }
+    }
+
     /// Finished trades with our magic and the exact tag of this ticket, oldest first.
     pub(crate) fn tagged_history(&self, ticket: MasterTicket) -> Vec<&'a ClosedTrade> {
-        let tag = (self.parts.rules.link, ticket);
-        self.our_history(|t| tag::decode(&t.comment) == Some(tag) && !self.is_open(t.ticket))
+        let tagged = self.tagged.get(&ticket).map_or(&[][..], Vec::as_slice);
+        tagged.iter().copied().filter(|t| !self.is_open(t.ticket)).collect()
     }
 
     /// The follower's lists have something under this number, whosever it is.
@@ -469,16 +504,17 @@ impl<'a> World<'a> {
         since: Micros,
     ) -> Vec<&'a ClosedTrade> {
         let skew = self.parts.limits.clock_skew;
-        let tag = (self.parts.rules.link, ticket);
-        self.our_history(|t| match self.history_tag(t) {
-            Some(known) => known == tag,
-            None => {
-                !self.explained.contains(&t.ticket)
-                    && t.symbol == *symbol
-                    && t.side == side
-                    && t.opened_at.plus(skew) >= since
-            }
-        })
+        let may_be = |t: &&ClosedTrade| {
+            !self.explained.contains(&t.ticket)
+                && t.symbol == *symbol
+                && t.side == side
+                && t.opened_at.plus(skew) >= since
+        };
+        let untagged = self.untagged_ended.iter().copied().filter(may_be);
+        let tagged = self.tagged_loosely.get(&ticket).map_or(&[][..], Vec::as_slice);
+        let mut trades: Vec<&ClosedTrade> = tagged.iter().copied().chain(untagged).collect();
+        trades.sort_by(|a, b| age_order(a, b));
+        trades
     }
 
     /// The tag of a finished part, also where only another part of the trade still shows it.
@@ -489,18 +525,6 @@ impl<'a> World<'a> {
             let parts = tickets.into_iter().flat_map(|ticket| self.history_of(ticket));
             parts.filter(|t| self.is_ours(t.magic)).find_map(|t| read(t))
         })
-    }
-
-    fn our_history(&self, keep: impl Fn(&ClosedTrade) -> bool) -> Vec<&'a ClosedTrade> {
-        let mut trades: Vec<&ClosedTrade> = self
-            .history
-            .values()
-            .flatten()
-            .copied()
-            .filter(|t| self.is_ours(t.magic) && keep(t))
-            .collect();
-        trades.sort_by(|a, b| age_order(a, b));
-        trades
     }
 
     /// The history reaches back far enough to say that something is not in it.
