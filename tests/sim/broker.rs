@@ -1,7 +1,9 @@
 //! The brokers: the paper broker's engine, connections to it, orders on their way, and the people
 //! who trade on the master accounts.
 
-use crate::plan::{FOLLOWERS_FROM, Fault, MASTERS, MS, Plan, SECOND, Style as PlanStyle, TRADING_FROM};
+use crate::plan::{
+    FOLLOWERS_FROM, Fault, MASTERS, MS, Plan, SECOND, Style as PlanStyle, TRADING_FROM,
+};
 use crate::world::{Who, World, account};
 use lockstep::broker::paper::event_of;
 use lockstep::broker::{Outcome, SessionEvent, waits_for_the_sync_mark};
@@ -51,6 +53,8 @@ pub(crate) struct Order {
     pub(crate) master_lots: Option<Lots>,
     pub(crate) checked_at: u64,
     pub(crate) written_at: u64,
+    /// No reset of the connection stops it.
+    pub(crate) is_beyond_reset: bool,
     /// A freeze after the last check, or a delivery that took longer than the longest answer.
     pub(crate) is_excused: bool,
 }
@@ -303,8 +307,11 @@ pub(crate) fn by_hand(
     let mut effects = Effects::default();
     let now = w.broker_now();
     let settings = Settings::default();
-    let reply =
-        w.brokers.engine.order(now, id, None, &instruction, settings, &mut effects).expect("declared");
+    let reply = w
+        .brokers
+        .engine
+        .order(now, id, None, &instruction, settings, &mut effects)
+        .expect("declared");
     w.note(|| format!("account {id} by hand: {instruction:?} -> {reply:?}"));
     tell(w, effects, None);
     match reply {
@@ -339,11 +346,7 @@ fn tell(w: &mut World, effects: Effects, order: Option<&Order>) {
 }
 
 /// Something travels to the client, behind what is on its way already.
-fn to_client(
-    w: &mut World,
-    number: u64,
-    deed: impl FnOnce(&mut World, Who, AccountId) + 'static,
-) {
+fn to_client(w: &mut World, number: u64, deed: impl FnOnce(&mut World, Who, AccountId) + 'static) {
     let at = w.now + w.broker_latency();
     let Some(connection) = w.brokers.connections.get_mut(&number) else { return };
     if connection.is_gone {
@@ -485,6 +488,14 @@ pub(crate) fn write(w: &mut World, mut order: Order) {
         w.reach("order_written_into_the_void");
         return;
     }
+    let road = w.active.values().find_map(|f| match f {
+        Fault::LateRoad { node, by } if *node == order.who.node => Some(*by),
+        _ => None,
+    });
+    if let Some(by) = road.filter(|_| w.rng.chance(0.5)) {
+        order.is_beyond_reset = true;
+        wait = by;
+    }
     w.brokers.order_last += 1;
     let number = w.brokers.order_last;
     w.brokers.orders.insert(number, order);
@@ -510,22 +521,20 @@ fn arrive(w: &mut World, number: u64) {
 fn execute(w: &mut World, number: u64) {
     let Some(order) = w.brokers.orders.remove(&number) else { return };
     let requotes =
-        w.broker_share(|f| if let Fault::BrokerRequotes { share } = f { Some(*share) } else { None });
-    let rejects =
-        w.broker_share(|f| if let Fault::BrokerRejects { share } = f { Some(*share) } else { None });
-    let loses = w.broker_share(
-        |f| if let Fault::BrokerLosesAnswers { share } = f { Some(*share) } else { None },
-    );
+        w.broker_share(
+            |f| if let Fault::BrokerRequotes { share } = f { Some(*share) } else { None },
+        );
+    let rejects = w
+        .broker_share(|f| if let Fault::BrokerRejects { share } = f { Some(*share) } else { None });
+    let loses = w.broker_share(|f| {
+        if let Fault::BrokerLosesAnswers { share } = f { Some(*share) } else { None }
+    });
     let reply = if requotes > w.rng.unit() {
         w.reach("requote");
         rejected(RejectClass::Requote)
     } else if rejects > w.rng.unit() {
-        let classes = [
-            RejectClass::Later,
-            RejectClass::NoMoney,
-            RejectClass::Invalid,
-            RejectClass::Disabled,
-        ];
+        let classes =
+            [RejectClass::Later, RejectClass::NoMoney, RejectClass::Invalid, RejectClass::Disabled];
         let class = *w.rng.pick(&classes);
         rejected(class)
     } else {
@@ -593,7 +602,9 @@ pub(crate) fn cut(w: &mut World, number: u64) {
         .brokers
         .orders
         .iter()
-        .filter(|(_, o)| o.connection == number && now - o.written_at > 5 * SECOND)
+        .filter(|(_, o)| {
+            o.connection == number && !o.is_beyond_reset && now - o.written_at > 5 * SECOND
+        })
         .map(|(number, _)| *number)
         .collect();
     for number in dropped {
@@ -673,7 +684,9 @@ pub(crate) fn meddle(w: &mut World, closes: bool) {
 }
 
 /// The tickets that a change is about: what went, what came.
-pub(crate) fn tickets_of(change: &AccountChange) -> (Option<FollowerTicket>, Option<FollowerTicket>) {
+pub(crate) fn tickets_of(
+    change: &AccountChange,
+) -> (Option<FollowerTicket>, Option<FollowerTicket>) {
     match change {
         AccountChange::PositionOpened { position }
         | AccountChange::PositionModified { position }

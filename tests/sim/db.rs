@@ -87,7 +87,13 @@ impl Db {
             tables.links.insert(*id, facts.rules.follower);
         }
         Db {
-            committed: Committed { rows, nodes: BTreeMap::new(), epochs: BTreeMap::new(), untaggable: BTreeSet::new(), tables },
+            committed: Committed {
+                rows,
+                nodes: BTreeMap::new(),
+                epochs: BTreeMap::new(),
+                untaggable: BTreeSet::new(),
+                tables,
+            },
             replica: None,
             locks: Locks::default(),
             transactions: 0,
@@ -156,7 +162,9 @@ impl World {
     }
 
     fn way_to_db(&mut self, node: usize) -> Way {
-        let cut = self.active.values().any(|f| matches!(f, Fault::DbCut { node: n } if *n == node));
+        let cut = self.active.values().any(|f| {
+            matches!(f, Fault::DbCut { node: n } | Fault::LateRoad { node: n, .. } if *n == node)
+        });
         if cut {
             return Way::Silent;
         }
@@ -316,12 +324,7 @@ fn run_cycle(w: &mut World, transaction: u64, begun_at: Micros, begun_true: u64,
     });
 }
 
-fn send_commit(
-    w: &mut World,
-    who: Who,
-    number: lockstep::lease::CycleNumber,
-    transaction: u64,
-) {
+fn send_commit(w: &mut World, who: Who, number: lockstep::lease::CycleNumber, transaction: u64) {
     if !crate::node::lease_waits(w, who, number) {
         w.after(1, None, move |w| roll_back(w, transaction));
         return;
@@ -473,10 +476,15 @@ fn fence_batch(w: &mut World, who: Who, sent: u64, node_id: NodeId, batch: Batch
     }
     let work = w.rng.latency(MS) + if w.rng.chance(0.1) { w.db_latency() } else { 0 };
     let at = w.db_works_at(w.now + work);
-    w.at(at, None, move |w| commit_batch(w, who, sent, &node_id, batch, owners, locked, transaction));
+    w.at(at, None, move |w| {
+        commit_batch(w, who, sent, &node_id, batch, owners, locked, transaction)
+    });
 }
 
-#[allow(clippy::too_many_arguments, reason = "what one statement carries from its begin to its commit")]
+#[allow(
+    clippy::too_many_arguments,
+    reason = "what one statement carries from its begin to its commit"
+)]
 fn commit_batch(
     w: &mut World,
     who: Who,
@@ -492,19 +500,20 @@ fn commit_batch(
         Fault::BadRows { share } => Some(*share),
         _ => None,
     });
-    let result = if bad.is_some_and(|share| w.rng.chance(share)) && batch.kind() != RowKind::PairEnded {
-        refuse(w, &batch)
-    } else {
-        let before = crate::oracle::stored_before(w, &batch);
-        let tables = &mut w.db.committed.tables;
-        tables.owners = owners;
-        tables.locked = locked;
-        let result = tables.persist(node_id, &batch);
-        if let Ok(outcomes) = &result {
-            crate::oracle::rows_committed(w, &batch, outcomes, &before);
-        }
-        result
-    };
+    let result =
+        if bad.is_some_and(|share| w.rng.chance(share)) && batch.kind() != RowKind::PairEnded {
+            refuse(w, &batch)
+        } else {
+            let before = crate::oracle::stored_before(w, &batch);
+            let tables = &mut w.db.committed.tables;
+            tables.owners = owners;
+            tables.locked = locked;
+            let result = tables.persist(node_id, &batch);
+            if let Ok(outcomes) = &result {
+                crate::oracle::rows_committed(w, &batch, outcomes, &before);
+            }
+            result
+        };
     if w.loses_ack() {
         w.reach("rows_committed_not_answered");
         return;

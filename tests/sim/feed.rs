@@ -150,11 +150,18 @@ fn act(w: &mut World, who: Who, master: AccountId, outputs: Vec<FeedOutput>) {
                 match &message {
                     FeedMessage::Doubt(reason) => {
                         let reason = *reason;
-                        w.note(|| format!("feed of {master} on node {}: doubt {reason:?}", who.node));
+                        w.note(|| {
+                            format!("feed of {master} on node {}: doubt {reason:?}", who.node)
+                        });
                     }
                     FeedMessage::Snapshot(snapshot, reason) => {
                         let (place, reason) = ((snapshot.epoch, snapshot.seq), *reason);
-                        w.note(|| format!("feed of {master} on node {}: snapshot {place:?} {reason:?}", who.node));
+                        w.note(|| {
+                            format!(
+                                "feed of {master} on node {}: snapshot {place:?} {reason:?}",
+                                who.node
+                            )
+                        });
                     }
                     FeedMessage::Event { .. } | FeedMessage::Funds(_) => {}
                 }

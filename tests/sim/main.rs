@@ -14,6 +14,7 @@ mod feed;
 mod node;
 mod oracle;
 mod plan;
+mod planting;
 mod report;
 mod rng;
 mod session;
@@ -49,6 +50,10 @@ pub(crate) struct Args {
     /// Stop at the first violation.
     #[arg(long)]
     first: bool,
+    /// Plant bugs in the code under test, all or some (P1,P7), and count the seeds until each is
+    /// found.
+    #[arg(long)]
+    planted: Option<String>,
 }
 
 fn seeds(text: &str) -> Result<(u64, u64), String> {
@@ -64,7 +69,10 @@ fn main() -> ExitCode {
     if let Some(seed) = args.seed {
         return report::one(&args, seed);
     }
-    report::many(&args)
+    match &args.planted {
+        Some(bugs) => planting::run(&args, bugs),
+        None => report::many(&args),
+    }
 }
 
 impl Args {

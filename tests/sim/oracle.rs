@@ -27,6 +27,8 @@ use std::collections::{BTreeMap, BTreeSet, VecDeque};
 const CLOCK_ERROR: u64 = 20 * MS;
 /// Past a jump of the database, a process that did not see it cannot know.
 const JUMP_IS_UNKNOWN: u64 = 80 * SECOND;
+/// A row that is not written after this long, with nothing broken, is stuck.
+const WRITTEN_AFTER: u64 = 10 * SECOND;
 /// Reconciles of a link in ten seconds, at most (L6).
 const STORM: usize = 3;
 
@@ -71,11 +73,14 @@ pub(crate) struct Oracle {
     opened: BTreeMap<TicketKey, Vec<Opened>>,
     copies: BTreeMap<(AccountId, FollowerTicket), TicketKey>,
     ended: BTreeSet<TicketKey>,
+    cancelled: BTreeSet<TicketKey>,
     /// Copies whose broker gave their rest a new number, and took the tag off it.
     renumbered: BTreeSet<TicketKey>,
     /// An order of theirs came later than any answer.
     came_late: BTreeSet<TicketKey>,
     decided: BTreeSet<TicketKey>,
+    /// Accounts whose last session ended with an order unanswered.
+    unanswered: BTreeSet<AccountId>,
     /// When a final row of a ticket was first committed.
     finals: BTreeMap<TicketKey, u64>,
     leads: BTreeMap<AccountId, Lead>,
@@ -123,21 +128,21 @@ pub(crate) fn ownership_committed(
     let now = w.now;
     if before.node_id.is_some() {
         w.reach("takeover");
-        let flying = w.brokers.orders.values().any(|o| o.account == id && o.who != who);
-        if flying {
+        if w.oracle.unanswered.remove(&id) {
             w.reach("takeover_with_an_order_in_flight");
         }
-        let trusted = w.oracle.trusted.iter().filter(|((of, by), (token, _))| {
-            *of == id && *by != who && *token == before.token
-        });
+        let trusted = w
+            .oracle
+            .trusted
+            .iter()
+            .filter(|((of, by), (token, _))| *of == id && *by != who && *token == before.token);
         let until = trusted.map(|(_, (_, until))| *until).max();
         if let Some(until) = until
             && now + CLOCK_ERROR + step_unseen(w) < until + us(FENCE)
         {
             let early = (until + us(FENCE) - now) as f64 / SECOND as f64;
             let started = w.machines[who.node].process.as_ref().map_or(0, |p| p.started_at);
-            let unknown = w.db.jumped_at.is_some_and(|at| started >= at.saturating_sub(60 * SECOND) && now < at + JUMP_IS_UNKNOWN);
-            if unknown {
+            if is_jump_unseen(w, started) {
                 w.oracle.unpromised += 1;
                 w.oracle.overlaps.insert(id);
             } else {
@@ -146,6 +151,11 @@ pub(crate) fn ownership_committed(
         }
     } else {
         w.reach("claim_of_a_free_account");
+        let started = w.machines[who.node].process.as_ref().map_or(0, |p| p.started_at);
+        if is_jump_unseen(w, started) {
+            w.oracle.unpromised += 1;
+            w.oracle.overlaps.insert(id);
+        }
     }
     w.oracle.claims += 1;
     let place = w.oracle.claims;
@@ -154,13 +164,18 @@ pub(crate) fn ownership_committed(
     w.oracle.places.insert((id, who, after.token), place);
 }
 
+/// The database jumped, and a process that started at this time cannot have seen it.
+fn is_jump_unseen(w: &World, started: u64) -> bool {
+    let now = w.now;
+    w.db.jumped_at
+        .is_some_and(|at| started >= at.saturating_sub(us(LEASE)) && now < at + JUMP_IS_UNKNOWN)
+}
+
 fn given_back(w: &mut World, id: AccountId, who: Who) {
     w.reach("given_back");
-    let flying = w
-        .brokers
-        .orders
-        .values()
-        .find(|o| o.account == id && o.who == who && w.now - o.written_at < 10 * SECOND && !o.is_excused);
+    let flying = w.brokers.orders.values().find(|o| {
+        o.account == id && o.who == who && w.now - o.written_at < 10 * SECOND && !o.is_excused
+    });
     if let Some(order) = flying {
         let request = format!("{:?}", order.request);
         w.violate("S20", format!("account {id} is given back with an order in flight: {request}"));
@@ -201,7 +216,13 @@ pub(crate) fn cycle_answered(w: &mut World, who: Who, reply: &CycleReply) {
     }
 }
 
-fn is_trusted(w: &World, id: AccountId, who: Who, token: Token, reserve: u64) -> Result<u64, String> {
+fn is_trusted(
+    w: &World,
+    id: AccountId,
+    who: Who,
+    token: Token,
+    reserve: u64,
+) -> Result<u64, String> {
     match w.oracle.trusted.get(&(id, who)) {
         None => Err("nothing was ever confirmed".into()),
         Some((held, _)) if *held != token => Err(format!("confirmed is token {held}")),
@@ -214,6 +235,15 @@ fn is_trusted(w: &World, id: AccountId, who: Who, token: Token, reserve: u64) ->
 
 // Orders.
 
+/// A session ended, or its process, with so many orders unanswered.
+pub(crate) fn session_ended(w: &mut World, id: AccountId, unanswered: usize) {
+    if unanswered > 0 {
+        w.oracle.unanswered.insert(id);
+    } else {
+        w.oracle.unanswered.remove(&id);
+    }
+}
+
 /// The last check has just let an order pass.
 pub(crate) fn order_leaves(w: &mut World, order: &Order) {
     let Order { account: id, who, token, .. } = *order;
@@ -224,7 +254,10 @@ pub(crate) fn order_leaves(w: &mut World, order: &Order) {
             *least = (*least).min(margin);
         }
         Err(why) => {
-            w.violate("S2", format!("account {id}: node {} sends under token {token}: {why}", who.node));
+            w.violate(
+                "S2",
+                format!("account {id}: node {} sends under token {token}: {why}", who.node),
+            );
         }
     }
 }
@@ -248,7 +281,8 @@ pub(crate) fn order_decided(w: &mut World, order: &mut Order) {
 
 fn open_decided(w: &mut World, order: &Order) {
     let Order { account: id, who, key, .. } = *order;
-    if w.oracle.ended.contains(&key) && !w.oracle.overlaps.contains(&id) {
+    let is_excused = w.oracle.overlaps.contains(&id) || w.oracle.came_late.contains(&key);
+    if w.oracle.ended.contains(&key) && !is_excused {
         w.violate("S5", format!("{key:?} had a copy that ended, and is opened again"));
     }
     let tenure = w.oracle.tenures.get(&id).copied();
@@ -295,7 +329,10 @@ fn close_decided(w: &mut World, id: AccountId, ticket: FollowerTicket) {
         // A waiting order of a link that only closes is cancelled, or closed as it fills.
         || w.links.get(&key.link).is_some_and(|facts| facts.rules.mode == LinkMode::CloseOnly);
     if is_open && !came_late && copies_held(w, id, key) < 2 {
-        w.violate("S7", format!("{key:?}: the copy {ticket} is closed, and its master's trade is open"));
+        w.violate(
+            "S7",
+            format!("{key:?}: the copy {ticket} is closed, and its master's trade is open"),
+        );
     }
 }
 
@@ -304,7 +341,10 @@ fn cancel_decided(w: &mut World, id: AccountId, ticket: FollowerTicket, key: Tic
     let waits = truth_of(w, key.link).is_some_and(|b| b.pendings.contains_key(&key.ticket));
     let came_late = w.oracle.opened.get(&key).is_some_and(|all| all.iter().any(|o| o.is_excused));
     if waits && !restricted && !came_late && copies_held(w, id, key) < 2 {
-        w.violate("S7", format!("{key:?}: the order {ticket} is cancelled, and its master's waits"));
+        w.violate(
+            "S7",
+            format!("{key:?}: the order {ticket} is cancelled, and its master's waits"),
+        );
     }
 }
 
@@ -323,7 +363,13 @@ pub(crate) fn order_arrived(w: &mut World, order: &Order) {
     if order.is_excused || w.oracle.overlaps.contains(&order.account) {
         w.reach("late_arrival_of_an_older_tenure");
     } else {
-        w.violate("S1", format!("account {}: an order of an older tenure arrives after one of a later: {:?}", order.account, order.request));
+        w.violate(
+            "S1",
+            format!(
+                "account {}: an order of an older tenure arrives after one of a later: {:?}",
+                order.account, order.request
+            ),
+        );
     }
 }
 
@@ -358,8 +404,13 @@ fn opened(w: &mut World, order: &Order, ticket: FollowerTicket, lots: Option<Lot
         _ => unreachable!("only opening requests come here"),
     };
     let is_excused = order.is_excused || w.oracle.overlaps.contains(&order.account);
-    let fact = Opened { ticket, lots: lots.unwrap_or(asked), master_lots: order.master_lots, is_excused };
+    let fact =
+        Opened { ticket, lots: lots.unwrap_or(asked), master_lots: order.master_lots, is_excused };
     let all = w.oracle.opened.entry(key).or_default();
+    // An order that was cancelled before it filled is no copy any more.
+    if w.oracle.cancelled.remove(&key) {
+        all.clear();
+    }
     all.push(fact);
     if all.len() < 2 {
         return;
@@ -420,6 +471,11 @@ pub(crate) fn account_changed(
                 w.reach("copy_renumbered");
             }
         }
+        // A cancelled order leaves no line in the broker's history: whoever has lost its row cannot
+        // know of it.
+        None if matches!(change, AccountChange::PendingCancelled { .. }) => {
+            w.oracle.cancelled.insert(key);
+        }
         None => {
             w.oracle.ended.insert(key);
         }
@@ -467,10 +523,8 @@ pub(crate) fn follower_told(
         FeedMessage::Event { event, doubtful, .. } => {
             let Some((epoch, seq, book)) = session.told.get_mut(&master) else { return };
             book.apply(&event.change);
-            let closing_early = session
-                .follower
-                .as_ref()
-                .is_some_and(|f| f.is_on_its_way(event.change.ticket()));
+            let closing_early =
+                session.follower.as_ref().is_some_and(|f| f.is_on_its_way(event.change.ticket()));
             if !doubtful {
                 if event.epoch != *epoch || event.seq != seq.next() {
                     broken = Some(format!(
@@ -601,9 +655,11 @@ fn pair_committed(w: &mut World, row: &PairRow, before: &BTreeMap<PairId, PairRo
             return;
         }
     }
-    let of_key =
-        |r: &&PairRow| (r.pair.link, r.pair.master_ticket) == (key.link, key.ticket) && !r.has_ended();
-    let live = pairs.values().filter(of_key).count();
+    let of_key = |r: &&PairRow| {
+        (r.pair.link, r.pair.master_ticket) == (key.link, key.ticket) && !r.has_ended()
+    };
+    // An end adds no live row.
+    let live = if row.has_ended() { 0 } else { pairs.values().filter(of_key).count() };
     if live > 1 {
         w.violate("S10", format!("{key:?} has {live} live rows"));
         return;
@@ -616,12 +672,7 @@ fn pair_committed(w: &mut World, row: &PairRow, before: &BTreeMap<PairId, PairRo
 }
 
 /// An end that was written must not take away the row of a copy that lives (H44).
-fn killed_alive(
-    w: &mut World,
-    row: &PairRow,
-    before: &BTreeMap<PairId, PairRow>,
-    key: TicketKey,
-) {
+fn killed_alive(w: &mut World, row: &PairRow, before: &BTreeMap<PairId, PairRow>, key: TicketKey) {
     let pairs = &w.db.committed.tables.pairs;
     let killed = before.values().find(|old| {
         let now = pairs.get(&old.pair.id);
@@ -633,7 +684,13 @@ fn killed_alive(
     let Some(ticket) = killed.and_then(|old| old.pair.follower_ticket) else { return };
     let book = w.brokers.engine.book(w.broker_now(), row.follower).expect("declared");
     if book.positions.iter().any(|p| p.ticket == ticket) {
-        w.violate("S10", format!("{key:?}: the row of the open copy {ticket} is ended by one of {:?}", row.pair.follower_ticket));
+        w.violate(
+            "S10",
+            format!(
+                "{key:?}: the row of the open copy {ticket} is ended by one of {:?}",
+                row.pair.follower_ticket
+            ),
+        );
     }
 }
 
@@ -660,9 +717,10 @@ pub(crate) fn at_the_end(w: &mut World) {
         copies_agree(w, link);
     }
     for node in 0..w.machines.len() {
-        let waiting = w.machines[node].process.as_ref().map(|p| p.writer.queue.pending_of_all());
-        if waiting.is_some_and(|rows| rows > 0) {
-            w.violate("L4", format!("node {node} has rows that were not written: {waiting:?}"));
+        let process = w.machines[node].process.as_ref();
+        let since = process.and_then(|p| p.writer.waiting_since);
+        if since.is_some_and(|since| w.now - since > WRITTEN_AFTER) {
+            w.violate("L4", format!("node {node} has rows that are not written"));
         }
     }
 }
@@ -673,12 +731,11 @@ fn owners(w: &mut World) {
         .iter()
         .filter_map(|machine| Some(machine.process.as_ref()?.id.as_str().to_owned()))
         .collect();
-    let orphan = w
-        .db
-        .committed
-        .rows
-        .iter()
-        .find(|(_, row)| row.node_id.as_ref().is_none_or(|owner| !alive.contains(owner)));
+    let orphan =
+        w.db.committed
+            .rows
+            .iter()
+            .find(|(_, row)| row.node_id.as_ref().is_none_or(|owner| !alive.contains(owner)));
     if let Some((id, row)) = orphan {
         let what = format!("account {id} is owned by {:?}, which does not run", row.node_id);
         w.violate("L4", what);
@@ -697,16 +754,19 @@ fn owners(w: &mut World) {
 
 fn feeds(w: &mut World) {
     for master in (1..=MASTERS).map(account) {
-        let position = w.machines.iter().find_map(|machine| {
-            machine.process.as_ref()?.sessions.get(&master)?.published()
-        });
+        let position = w
+            .machines
+            .iter()
+            .find_map(|machine| machine.process.as_ref()?.sessions.get(&master)?.published());
         let behind = w.machines.iter().enumerate().find_map(|(node, machine)| {
             let feed = machine.process.as_ref()?.feeds.get(&master)?;
             let agrees = feed.core.doubt().is_none() && feed.core.position() == position;
             (!agrees).then(|| (node, feed.core.position(), feed.core.doubt()))
         });
         if let Some((node, at, doubt)) = behind {
-            let what = format!("node {node} has master {master} at {at:?} (doubt {doubt:?}), published is {position:?}");
+            let what = format!(
+                "node {node} has master {master} at {at:?} (doubt {doubt:?}), published is {position:?}"
+            );
             w.violate("L4", what);
         }
     }
@@ -730,11 +790,12 @@ fn copies_agree(w: &mut World, link: LinkId) {
         let is_open = truth.positions.contains_key(ticket) || truth.pendings.contains_key(ticket);
         if copies.len() > 1 {
             w.violate("L4", format!("{key:?} has {} copies at rest", copies.len()));
-        } else if !is_open && !(has_no_tag(w, key, is_blank) && row_lost(w, key)) {
+        } else if !is_open && !(row_lost(w, key) && has_no_tag(w, key, is_blank)) {
             w.violate("L4", format!("{key:?} is left open: its master's trade is gone"));
-        } else if let (Some(lots), Some(target)) = (copies[0].1, target_now(w, id, key, copies[0].0))
+        } else if let (Some(lots), Some(target)) =
+            (copies[0].1, target_now(w, id, key, copies[0].0))
             && lots != target
-            && !is_settled_otherwise(w, key)
+            && !is_settled_otherwise(w, key, is_blank)
         {
             w.violate("L4", format!("{key:?} holds {lots}, and should hold {target}"));
         }
@@ -742,6 +803,7 @@ fn copies_agree(w: &mut World, link: LinkId) {
     for ticket in truth.positions.keys().chain(truth.pendings.keys()) {
         let key = TicketKey { link, ticket: *ticket };
         let decided = w.oracle.ended.contains(&key)
+            || w.oracle.cancelled.contains(&key)
             || w.oracle.decided.contains(&key)
             || w.links[&link].was_restricted
             || is_blank;
@@ -753,10 +815,10 @@ fn copies_agree(w: &mut World, link: LinkId) {
 
 /// Refused changes of volume are remembered and not asked for again, and what came later than any
 /// answer may have been done twice.
-fn is_settled_otherwise(w: &World, key: TicketKey) -> bool {
+fn is_settled_otherwise(w: &World, key: TicketKey, is_untagged: bool) -> bool {
     w.oracle.decided.contains(&key)
         || w.oracle.came_late.contains(&key)
-        || (w.oracle.renumbered.contains(&key) && row_lost(w, key))
+        || (has_no_tag(w, key, is_untagged) && row_lost(w, key))
 }
 
 /// Nothing at the broker says whose copy this is: without its row it is only reported.

@@ -74,44 +74,125 @@ pub(crate) enum Point {
 /// One kind of fault with its numbers.
 #[derive(Debug, Clone, PartialEq)]
 pub(crate) enum Fault {
-    Crash { node: usize, restart_after: u64 },
-    Shutdown { node: usize, restart_after: u64 },
-    Twin { node: usize },
-    Freeze { node: usize, kind: FreezeKind },
-    FreezeAt { node: usize, point: Point, lasts: u64 },
-    WallStep { node: usize, by: i64 },
-    ExecutorStall { node: usize, wait: u64 },
-    DbCut { node: usize },
-    DbSlow { latency: u64 },
+    Crash {
+        node: usize,
+        restart_after: u64,
+    },
+    Shutdown {
+        node: usize,
+        restart_after: u64,
+    },
+    Twin {
+        node: usize,
+    },
+    Freeze {
+        node: usize,
+        kind: FreezeKind,
+    },
+    FreezeAt {
+        node: usize,
+        point: Point,
+        lasts: u64,
+    },
+    WallStep {
+        node: usize,
+        by: i64,
+    },
+    ExecutorStall {
+        node: usize,
+        wait: u64,
+    },
+    DbCut {
+        node: usize,
+    },
+    DbSlow {
+        latency: u64,
+    },
     DbStall,
-    DbLoseAcks { share: f64 },
+    DbLoseAcks {
+        share: f64,
+    },
     DbAway,
-    DbLock { account: u64 },
-    DbClock { by: i64 },
-    DbFailover { lag: u64 },
-    BusCut { node: usize },
-    BusDeaf { node: usize },
-    BusMute { node: usize },
-    BusPartition { a: usize, b: usize },
-    BusLoss { share: f64 },
-    BusDelay { by: u64 },
-    BusReorder { by: u64 },
-    BusDuplicates { share: f64 },
-    BusGarbage { share: f64 },
-    BrokerCut { node: usize },
-    BrokerDrop { account: u64 },
-    BrokerAnswers { by: u64 },
-    BrokerDelivers { by: u64 },
-    BrokerAccepts { by: u64 },
-    BrokerLosesAnswers { share: f64 },
-    BrokerRequotes { share: f64 },
-    BrokerRejects { share: f64 },
-    BrokerUnsynced { lasts: u64 },
+    DbLock {
+        account: u64,
+    },
+    DbClock {
+        by: i64,
+    },
+    DbFailover {
+        lag: u64,
+    },
+    BusCut {
+        node: usize,
+    },
+    BusDeaf {
+        node: usize,
+    },
+    BusMute {
+        node: usize,
+    },
+    BusPartition {
+        a: usize,
+        b: usize,
+    },
+    BusLoss {
+        share: f64,
+    },
+    BusDelay {
+        by: u64,
+    },
+    BusReorder {
+        by: u64,
+    },
+    BusDuplicates {
+        share: f64,
+    },
+    BusGarbage {
+        share: f64,
+    },
+    BrokerCut {
+        node: usize,
+    },
+    BrokerDrop {
+        account: u64,
+    },
+    BrokerAnswers {
+        by: u64,
+    },
+    BrokerDelivers {
+        by: u64,
+    },
+    /// The node's orders are held up on a road that no reset reaches, and its lease runs out.
+    LateRoad {
+        node: usize,
+        by: u64,
+    },
+    BrokerAccepts {
+        by: u64,
+    },
+    BrokerLosesAnswers {
+        share: f64,
+    },
+    BrokerRequotes {
+        share: f64,
+    },
+    BrokerRejects {
+        share: f64,
+    },
+    BrokerUnsynced {
+        lasts: u64,
+    },
     ClosesByHand,
     StopsByHand,
-    LinkCloseOnly { link: usize },
-    AccountOff { account: u64 },
-    BadRows { share: f64 },
+    LinkCloseOnly {
+        link: usize,
+    },
+    AccountOff {
+        account: u64,
+    },
+    BadRows {
+        share: f64,
+    },
 }
 
 impl Fault {
@@ -146,6 +227,7 @@ impl Fault {
             Fault::BrokerDrop { .. } => "broker_drop",
             Fault::BrokerAnswers { .. } => "broker_answers",
             Fault::BrokerDelivers { .. } => "broker_delivers",
+            Fault::LateRoad { .. } => "late_road",
             Fault::BrokerAccepts { .. } => "broker_accepts",
             Fault::BrokerLosesAnswers { .. } => "broker_loses_answers",
             Fault::BrokerRequotes { .. } => "broker_requotes",
@@ -167,6 +249,9 @@ pub(crate) struct Scheduled {
     pub(crate) lasts: u64,
     pub(crate) fault: Fault,
 }
+
+/// Draws one fault, and how long it lasts.
+type Maker = fn(&mut Rng, &Plan) -> (Fault, u64);
 
 /// Everything that is drawn before a world begins.
 #[derive(Debug, Clone)]
@@ -201,7 +286,7 @@ impl Plan {
             })
             .collect();
         let followers = (0..follower_count).map(|_| follower(&mut rng)).collect();
-        let faults_until = rng.range(200, 900) * SECOND;
+        let faults_until = rng.range(400, 1_300) * SECOND;
         let ends = match mode {
             Mode::Safety => faults_until,
             Mode::Liveness => faults_until + QUIET,
@@ -214,7 +299,7 @@ impl Plan {
             faults_until,
             ends,
             faults: Vec::new(),
-            pace: *rng.pick(&[1, 3, 8, 20]) * SECOND,
+            pace: *rng.pick(&[2, 4, 10, 30]) * SECOND,
             latencies: [
                 *rng.pick(&[200, 1_000, 20_000]),
                 *rng.pick(&[500, 2_000, 30_000]),
@@ -236,7 +321,7 @@ impl Plan {
 
     /// Each kind has a rate of its own, and none is a likely one: a run of few kinds reaches deeper.
     fn draw_faults(&mut self, rng: &mut Rng) {
-        let makers: &[fn(&mut Rng, &Plan) -> (Fault, u64)] = &[
+        let makers: &[Maker] = &[
             |r, p| {
                 let restart_after = r.range(1, 120) * SECOND;
                 (Fault::Crash { node: r.index(p.nodes.len()), restart_after }, 0)
@@ -304,6 +389,10 @@ impl Plan {
                     Fault::BrokerDelivers { by: r.log(100 * MS, 30 * SECOND) },
                     r.range(3, 40) * SECOND,
                 )
+            },
+            |r, p| {
+                let by = r.range(20, 70) * SECOND;
+                (Fault::LateRoad { node: r.index(p.nodes.len()), by }, r.range(40, 90) * SECOND)
             },
             |r, _| {
                 (Fault::BrokerAccepts { by: r.log(100 * MS, 9 * SECOND) }, r.range(3, 60) * SECOND)

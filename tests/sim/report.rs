@@ -87,15 +87,13 @@ impl Sum {
         let wanted = |least: u64| (least * self.seeds / 1_000).max(u64::from(self.seeds >= 200));
         MUST_REACH
             .iter()
-            .filter(|(what, least)| {
-                self.reached.get(what).copied().unwrap_or(0) < wanted(*least)
-            })
+            .filter(|(what, least)| self.reached.get(what).copied().unwrap_or(0) < wanted(*least))
             .map(|(what, _)| *what)
             .collect()
     }
 }
 
-fn run(seed: u64, mode: Mode, trace: bool) -> World {
+pub(crate) fn run(seed: u64, mode: Mode, trace: bool) -> World {
     let mut world = World::new(Plan::draw(seed, mode), trace);
     world.run();
     world
@@ -176,7 +174,7 @@ pub(crate) fn many(args: &Args) -> ExitCode {
 }
 
 #[allow(clippy::disallowed_methods, reason = "how long it took, for the person who waits")]
-fn now() -> Instant {
+pub(crate) fn now() -> Instant {
     Instant::now()
 }
 

@@ -11,8 +11,8 @@ use crate::world::{Who, World};
 use bus::publisher::core::{Outgoing, PublisherCore, StateAt};
 use bus::{Closing, EpochReason, FeedMessage, start_epoch};
 use lockstep::account::lead::Lead;
-use lockstep::account::session::may_be_handed_in;
 use lockstep::account::rows::{Owner, copy_event, pair_row, pairs_of};
+use lockstep::account::session::may_be_handed_in;
 use lockstep::broker::view::AccountView;
 use lockstep::broker::{NotSent, Outcome, SessionEvent};
 use lockstep::follower::{
@@ -116,17 +116,12 @@ impl Session {
     }
 }
 
-fn get<'w>(w: &'w mut World, who: Who, account: AccountId) -> Option<&'w mut Session> {
+fn get(w: &mut World, who: Who, account: AccountId) -> Option<&mut Session> {
     w.process(who).sessions.get_mut(&account)
 }
 
 /// The session of this account, if it is still the one that planned a deed.
-fn same<'w>(
-    w: &'w mut World,
-    who: Who,
-    account: AccountId,
-    number: u64,
-) -> Option<&'w mut Session> {
+fn same(w: &mut World, who: Who, account: AccountId, number: u64) -> Option<&mut Session> {
     get(w, who, account).filter(|session| session.number == number)
 }
 
@@ -497,7 +492,12 @@ fn execute(w: &mut World, who: Who, account: AccountId, effects: Vec<Effect>) {
             Effect::Record(record) => keep_record(w, who, account, *record),
             Effect::Planned { reason, steps, held, duplicates } => {
                 w.note(|| {
-                    format!("node {} plans {account} ({}): {steps:?}{}", who.node, reason.as_str(), if held { " HELD" } else { "" })
+                    format!(
+                        "node {} plans {account} ({}): {steps:?}{}",
+                        who.node,
+                        reason.as_str(),
+                        if held { " HELD" } else { "" }
+                    )
                 });
                 crate::oracle::planned(w, account, &steps, held, duplicates);
             }
@@ -587,6 +587,7 @@ fn send(
         master_lots: None,
         checked_at: 0,
         written_at: 0,
+        is_beyond_reset: false,
         is_excused: false,
     };
     crate::oracle::order_decided(w, &mut order);
@@ -689,7 +690,11 @@ fn keep_record(w: &mut World, who: Who, account: AccountId, record: Record) {
     w.note(|| {
         format!(
             "node {} {} {:?} {:?} {}",
-            who.node, record.action, record.key, record.outcome, record.reason.as_deref().unwrap_or("")
+            who.node,
+            record.action,
+            record.key,
+            record.outcome,
+            record.reason.as_deref().unwrap_or("")
         )
     });
     crate::oracle::recorded(w, account, &record);
@@ -721,9 +726,7 @@ fn pump_feed(w: &mut World, who: Who, account: AccountId, number: u64) {
         let Some((master, message)) = session.feed_queue.pop_front() else { return };
         crate::oracle::follower_told(w, who, account, master, &message);
         let Some(session) = get(w, who, account) else { return };
-        if let (FeedMessage::Event { event, .. }, Some(follower)) =
-            (&message, &session.follower)
-        {
+        if let (FeedMessage::Event { event, .. }, Some(follower)) = (&message, &session.follower) {
             let symbols = follower.copied_symbols(master, event.change.symbol());
             let quotes = w.brokers.engine.quotes(account).expect("declared");
             let session = get(w, who, account).expect("it is here");
@@ -829,6 +832,9 @@ fn cut(w: &mut World, who: Who, account: AccountId) {
     give_connection_up(w, who, account);
     let at = now(w, who);
     let Some(session) = get(w, who, account) else { return };
+    let unanswered = session.unanswered();
+    crate::oracle::session_ended(w, account, unanswered);
+    let Some(session) = get(w, who, account) else { return };
     session.stage = Stage::Waiting;
     let Some(follower) = &mut session.follower else { return };
     let effects = follower.step(at, Input::Session(SessionEvent::Lost("cut".into())));
@@ -929,13 +935,13 @@ fn finish(w: &mut World, who: Who, account: AccountId, drained: bool) {
 
 // The publisher.
 
-fn leading<'w>(
-    w: &'w mut World,
+fn leading(
+    w: &mut World,
     who: Who,
     account: AccountId,
     number: u64,
     began: Epoch,
-) -> Option<&'w mut Leading> {
+) -> Option<&mut Leading> {
     let session = same(w, who, account, number)?;
     session.lead.as_mut().filter(|leading| leading.began == began)
 }
@@ -980,11 +986,8 @@ fn pump_publisher(w: &mut World, who: Who, account: AccountId) {
     let same = leading.spoken_on == Some(bus.number);
     if !(bus.is_up && permitted && same) {
         if leading.spoken_on.take().is_some() {
-            leading.silent_because = if bus.is_up && same {
-                EpochReason::PermitLost
-            } else {
-                EpochReason::Disconnected
-            };
+            leading.silent_because =
+                if bus.is_up && same { EpochReason::PermitLost } else { EpochReason::Disconnected };
             leading.core.go_offline();
         }
         if !(bus.is_up && permitted) {
@@ -1058,8 +1061,7 @@ pub(crate) fn publishers_of(w: &World, account: AccountId) -> Vec<Who> {
         .filter_map(|(node, machine)| {
             let process = machine.process.as_ref()?;
             let leads = process.sessions.get(&account).is_some_and(|s| s.lead.is_some());
-            (process.bus.is_up && leads)
-                .then_some(Who { node, incarnation: machine.incarnation })
+            (process.bus.is_up && leads).then_some(Who { node, incarnation: machine.incarnation })
         })
         .collect()
 }

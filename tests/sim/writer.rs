@@ -4,8 +4,8 @@ use crate::plan::MS;
 use crate::world::{Who, World};
 use lockstep::writer::batch::{Batch, Entry, Next, Queue, retry_delay};
 use lockstep::writer::{Row, RowOutcome, WriteError};
-use tokio::time::Instant;
 use std::time::Duration;
+use tokio::time::Instant;
 
 const FLUSH: u64 = 100 * MS;
 
@@ -19,6 +19,8 @@ pub(crate) struct WriterState {
     failures: u32,
     not_before: u64,
     ticks: bool,
+    /// Since when something has been waiting without a pause.
+    pub(crate) waiting_since: Option<u64>,
 }
 
 impl World {
@@ -29,9 +31,10 @@ impl World {
 }
 
 pub(crate) fn push(w: &mut World, who: Who, row: Row) {
-    let at = w.instant();
+    let (at, now) = (w.instant(), w.now);
     let writer = &mut w.process(who).writer;
     let _pushed = writer.queue.push(row, at);
+    writer.waiting_since.get_or_insert(now);
     begin_ticking(w, who);
 }
 
@@ -47,6 +50,9 @@ fn tick(w: &mut World, who: Who) {
     pump(w, who);
     let writer = &mut w.process(who).writer;
     writer.ticks = writer.queue.pending_of_all() > 0;
+    if !writer.ticks {
+        writer.waiting_since = None;
+    }
     if writer.ticks {
         w.after(FLUSH, Some(who), move |w| tick(w, who));
     }

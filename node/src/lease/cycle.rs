@@ -12,7 +12,8 @@
 //!    was confirmed.
 //! 3. An account that was handed in for release gets no permission again under that token.
 //! 4. Rows of an owner whose lease ran out are not claimed while the database's time is in doubt
-//!    (H12, H13); free rows always may be.
+//!    (H12, H13). Free rows may be, unless another server answers: then the claims of others may be
+//!    missing, nothing is claimed, and a lease that has run out since is not trusted again.
 //! 5. A server of a lower timeline than the highest one seen or heard of is no database: it was
 //!    demoted, and what it confirms holds nowhere else (H14).
 //! 6. A tenure that was abandoned is neither renewed nor released: it runs out, as after a crash.
@@ -22,7 +23,9 @@
 //! Not covered: a process that starts after the database stepped its clock has nothing to compare
 //! with, and claims what looks expired.
 
-pub use super::doubt::{ClaimGuard, DatabaseBounds, DATABASE_STEP_MAX, DatabaseDoubt, DatabaseMark};
+pub use super::doubt::{
+    ClaimGuard, DATABASE_STEP_MAX, DatabaseBounds, DatabaseDoubt, DatabaseMark,
+};
 use super::share::{Fleet, SHARE_GRACE};
 use super::term::{CycleNumber, LeaseTerm};
 use crate::clock::NodeTime;
@@ -447,7 +450,8 @@ impl Holdings {
         self.avoided.retain(|_, until| *until > started);
         self.abandoned.retain(|_, (_, until)| *until > started);
         let rows_max = self.room(started).min(self.claim_rows_max);
-        let claim = (rows_max > 0).then(|| ClaimRequest {
+        let may_claim = rows_max > 0 && !self.guard.history_is_lost(started);
+        let claim = may_claim.then(|| ClaimRequest {
             rows_max,
             capacity: self.capacity,
             expired: self.guard.expired_may_be_claimed(started),
@@ -519,7 +523,8 @@ impl Holdings {
         }
 
         let trusted_from = trusted_from(started, finished);
-        let after = self.tenures_after(request, trusted_from, reply);
+        let history_lost = self.guard.history_is_lost(finished);
+        let after = self.tenures_after(request, trusted_from, reply, history_lost);
         // What is not ours under that token any more needs no release: it ended by itself.
         let owned: BTreeSet<TenureKey> = reply.owned.iter().map(|row| row.tenure).collect();
         self.releasing.retain(|account, token| {
@@ -543,7 +548,7 @@ impl Holdings {
             .iter()
             .filter(|key| asked.contains(key) && !renewed.contains(&key.account))
             .count();
-        let unconfirmed = after.values().any(|tenure| tenure.term.is_none());
+        let unconfirmed = !history_lost && after.values().any(|tenure| tenure.term.is_none());
         let claim_full = request
             .claim
             .as_ref()
@@ -587,7 +592,8 @@ impl Holdings {
         let got_none = reply.claimed.is_empty();
         self.fruitless = if got_none && has_room && to_be_had > 0 { self.fruitless + 1 } else { 0 };
         // What is frozen now is looked at when that ends; what has not run out yet, when it does.
-        let frozen = !may_claim_expired && reply.orphaned > 0;
+        let free_are_frozen = self.guard.history_is_lost(finished) && reply.unowned > 0;
+        let frozen = (!may_claim_expired && reply.orphaned > 0) || free_are_frozen;
         let expiry = if frozen { Some(Duration::ZERO) } else { reply.next_expiry };
         let expiry = expiry
             .filter(|_| has_capacity)
@@ -609,6 +615,7 @@ impl Holdings {
         request: &CycleRequest,
         trusted_from: NodeTime,
         reply: &CycleReply,
+        history_lost: bool,
     ) -> BTreeMap<AccountId, Tenure> {
         let term = LeaseTerm::confirmed(trusted_from, self.timing.lease, self.timing.fence);
         let renewed: BTreeSet<AccountId> = reply.renewed.iter().copied().collect();
@@ -625,8 +632,13 @@ impl Holdings {
             let key = row.tenure;
             let before = self.held.get(&key.account).filter(|held| held.token == key.token);
             let claim = claimed.get(&key);
-            let confirmed =
-                claim.is_some() || (renewed.contains(&key.account) && asked.contains(&key));
+            // Where commits may be missing, only a lease that has not run out since its last
+            // confirmation is surely still ours: of any other the claim may be among them.
+            let is_unbroken = before
+                .and_then(|before| before.term)
+                .is_some_and(|term| trusted_from < term.deadline().plus(self.timing.fence));
+            let is_renewed = renewed.contains(&key.account) && asked.contains(&key);
+            let confirmed = claim.is_some() || (is_renewed && (is_unbroken || !history_lost));
             let tenure = Tenure {
                 token: key.token,
                 platform: row.platform.clone(),

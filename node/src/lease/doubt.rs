@@ -74,6 +74,7 @@ impl DatabaseBounds {
 pub struct ClaimGuard {
     last: Option<(DatabaseMark, NodeTime, NodeTime)>,
     frozen_until: NodeTime,
+    history_lost_until: NodeTime,
 }
 
 impl ClaimGuard {
@@ -108,7 +109,16 @@ impl ClaimGuard {
         if doubt.is_some() {
             self.frozen_until = self.frozen_until.max(finished.plus(freeze));
         }
+        if doubt == Some(DatabaseDoubt::Timeline) {
+            self.history_lost_until = self.history_lost_until.max(finished.plus(freeze));
+        }
         doubt
+    }
+
+    /// Whether a claim that another server committed may be missing here: then a row that looks
+    /// free, or like ours, may be another node's, which still trusts its lease.
+    pub fn history_is_lost(&self, now: NodeTime) -> bool {
+        now < self.history_lost_until
     }
 
     /// What the database's time must say in the cycle that starts now, for rows that look expired

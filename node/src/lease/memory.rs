@@ -422,11 +422,14 @@ impl Transaction<'_> {
 
     fn claim(&mut self) -> Vec<ClaimedRow> {
         let Some(claim) = &self.request.claim else { return Vec::new() };
+        let timeline = Some(self.timeline);
+        if claim.database.is_some_and(|bounds| !bounds.is_same_history(timeline)) {
+            return Vec::new();
+        }
         let node = self.request.node.as_str();
         let owned = self.rows.values().filter(|row| row.node_id.as_deref() == Some(node)).count();
         let room = (claim.capacity as usize).saturating_sub(owned).min(claim.rows_max as usize);
         let free = self.claimable(claim, |_, row| row.node_id.is_none());
-        let timeline = Some(self.timeline);
         let believed = claim.database.is_none_or(|bounds| bounds.hold(self.begun_at, timeline));
         let is_dead = |owner: &str| claim.proven_dead.iter().any(|dead| dead.as_str() == owner);
         let expired = self.claimable(claim, |account, row| {

@@ -422,7 +422,10 @@ async fn claim_rows(
 ) -> Result<Vec<ClaimedRow>, LeaseError> {
     let dead: Vec<&str> = claim.proven_dead.iter().map(NodeId::as_str).collect();
     let bounds = claim.database;
-    let is_same_history = bounds.is_none_or(|bounds| bounds.is_same_history(timeline));
+    if bounds.is_some_and(|bounds| !bounds.is_same_history(timeline)) {
+        // What looks free may have been claimed on the server before this one.
+        return Ok(Vec::new());
+    }
     let avoid: Vec<i64> = claim.avoid.iter().map(|account| account.as_i64()).collect();
     let rows: Vec<(i64, i64, Option<String>)> = sqlx::query_as(CLAIM)
         .bind(&request.platforms)
@@ -430,7 +433,7 @@ async fn claim_rows(
         .bind(interval(request.lease))
         .bind(i64::from(claim.rows_max))
         .bind(i64::from(claim.capacity))
-        .bind(claim.expired && is_same_history)
+        .bind(claim.expired)
         .bind(avoid)
         .bind(dead)
         .bind(bounds.map(|bounds| timestamp(bounds.least)))

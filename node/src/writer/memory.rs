@@ -122,23 +122,15 @@ type Undo = (PairId, Option<PairRow>);
 
 impl Tables {
     /// Stores a batch in the name of a node: all of its pairs or none.
-    pub fn persist(
-        &mut self,
-        node: &NodeId,
-        batch: &Batch,
-    ) -> Result<Vec<RowOutcome>, WriteError> {
+    pub fn persist(&mut self, node: &NodeId, batch: &Batch) -> Result<Vec<RowOutcome>, WriteError> {
         match batch.kind() {
-            RowKind::PairLive => {
-                self.write_pairs(&batch.pairs(), |t, row| t.write_live(node, row))
-            }
+            RowKind::PairLive => self.write_pairs(&batch.pairs(), |t, row| t.write_live(node, row)),
             RowKind::PairEnded => {
                 self.write_pairs(&batch.pairs(), |t, row| t.write_ended(node, row))
             }
-            RowKind::Status => Ok(batch
-                .statuses()
-                .into_iter()
-                .map(|row| self.write_status(node, row))
-                .collect()),
+            RowKind::Status => {
+                Ok(batch.statuses().into_iter().map(|row| self.write_status(node, row)).collect())
+            }
             RowKind::Event => {
                 Ok(batch.events().into_iter().map(|row| self.write_event(row)).collect())
             }
