@@ -115,6 +115,30 @@ fn an_untaggable_copy_without_a_row_is_left_alone_and_nothing_is_opened_beside_i
     assert_eq!(world.positions().len(), 1);
 }
 
+// H53 with a fill: two orders alike and both rows lost, so that neither copy is known by anything.
+#[test]
+fn the_fill_of_an_order_whose_copy_may_be_waiting_unexplained_opens_nothing() {
+    for links in [untagged(), rules(LINK, MASTER)] {
+        let mut world = without_tags(OpenComment::Blank);
+        for ticket in [101, 102] {
+            let order = world.pending(ticket);
+            world.change(Change::PendingPlaced(order));
+            world.answer_everything();
+        }
+        world.next_owner(vec![(links, Pairs::default())]);
+        world.calm(seconds(30));
+        assert!(world.follower.is_copying());
+        assert_eq!((world.pendings().len(), world.pair(101)), (2, None));
+
+        let position = MasterPosition { open_price: Some(price("1.09")), ..world.position(101) };
+        world.change(Change::PendingFilled(position));
+        world.answer_everything();
+        world.calm(seconds(5));
+        assert_eq!(world.actions(101), ["place"]);
+        assert_eq!((world.pendings().len(), world.positions().len()), (2, 0));
+    }
+}
+
 // The row of the link may be read before the finding is in it.
 #[test]
 fn rules_read_before_the_finding_was_stored_do_not_undo_it_and_a_later_word_does() {
