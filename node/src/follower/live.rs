@@ -52,6 +52,14 @@ impl Follower {
         self.unresolved.get(&key).is_some_and(|order| !begins_copy(&order.step))
     }
 
+    /// The master said that the trade of this copy ended.
+    pub(super) fn is_told_ending(&self, key: TicketKey) -> bool {
+        let Some(link) = self.links.get(&key.link) else { return false };
+        let Some(master) = self.masters.get(&link.rules.master) else { return false };
+        let pair = link.pairs.main(key.ticket).filter(|pair| pair.state.is_live());
+        master.wanted(key.ticket).is_none() && pair.is_some_and(|pair| !link.is_unproven(pair))
+    }
+
     /// Lets the next keys in line have their turn, as far as there is room.
     pub(super) fn use_room(&mut self, now: Now, effects: &mut Vec<Effect>) {
         if self.draining || self.view.is_none() {

@@ -164,6 +164,11 @@ impl Slots {
         self.waiting.len()
     }
 
+    /// The keys that wait for room.
+    pub fn waiting_keys(&self) -> impl Iterator<Item = TicketKey> + '_ {
+        self.waits.iter().copied()
+    }
+
     /// Forgets what waits; the next reconcile finds it again.
     pub fn drop_waiting(&mut self) -> usize {
         self.waits.clear();

@@ -140,11 +140,14 @@ impl Follower {
         self.execute(now, id, reason, plan, &busy, effects);
     }
 
-    /// What a plan must not touch: orders on their way, and what moved since the read began.
+    /// What a plan must not touch: orders on their way, what moved since the read began, and
+    /// closes that wait for room. The last are statements of the master, to be carried out in their
+    /// turn: counted as absent, they would hold the plan (H41), and every late open with it.
     fn busy_tickets(&self, link: LinkId, touched: &BTreeSet<TicketKey>) -> BTreeSet<MasterTicket> {
-        let on_their_way = self.on_their_way.keys().filter(|key| key.link == link);
-        let touched = touched.iter().filter(|key| key.link == link);
-        on_their_way.chain(touched).map(|key| key.ticket).collect()
+        let on_their_way = self.on_their_way.keys().copied();
+        let closes = self.slots.waiting_keys().filter(|key| self.is_told_ending(*key));
+        let all = on_their_way.chain(touched.iter().copied()).chain(closes);
+        all.filter(|key| key.link == link).map(|key| key.ticket).collect()
     }
 
     fn execute(

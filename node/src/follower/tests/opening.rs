@@ -344,3 +344,32 @@ fn a_new_link_with_ended_pairs_does_not_open_them_again() {
     assert_eq!(world.actions(1), ["open"]);
     assert!(world.plans.iter().any(|(reason, ..)| *reason == Reason::Feed));
 }
+
+// The return after a hole: more closes are told than may be on their way at once. They are no
+// absences, so nothing is held, and what the master opened meanwhile is decided by the first plan.
+#[test]
+fn closes_that_wait_for_room_do_not_hold_what_was_opened_while_the_permission_was_gone() {
+    let mut world = World::copying_with(Setup { parallel: 2, ..Setup::default() });
+    for ticket in 1..=8 {
+        world.master_opens(ticket);
+        world.answer_everything();
+    }
+    world.calm(seconds(20));
+    world.lose_session();
+    let closes: Vec<_> = (1..=8).map(|ticket| world.closing(MASTER, ticket)).collect();
+    let mut heard: Vec<_> = closes.into_iter().map(|close| world.unheard(MASTER, close)).collect();
+    let opened = Change::PositionOpened(world.position(9));
+    heard.push(world.unheard(MASTER, opened));
+    world.pass(seconds(10));
+    world.quote("1.10000", "1.10002");
+    let plans = world.plans.len();
+    world.step(crate::follower::Input::LeaseRestored);
+    world.open_session();
+    heard.iter().for_each(|event| world.deliver(event, false));
+    assert_eq!((world.flying.len(), world.reads.len()), (2, 1));
+    world.answer_reads();
+    assert!(world.plans[plans..].iter().all(|(_, _, held, _)| !held), "{:?}", world.plans);
+    world.answer_everything();
+    assert_eq!(world.actions(9), ["open"]);
+    assert_eq!(world.positions().len(), 1);
+}
