@@ -485,6 +485,7 @@ impl AccountSession {
         if let Some(follower) = &mut self.follower {
             let effects = follower.step(context.now(), Input::SessionOpened { snapshot, symbols });
             self.execute(&mut connection, effects).await;
+            self.catch_up(&mut connection).await;
         }
         self.status("reconciling", None, true);
         Ok(connection)
@@ -630,6 +631,15 @@ impl AccountSession {
         if let Some(leading) = &mut connection.lead {
             let view = self.follower.as_ref().and_then(Follower::view);
             leading.publish(at, &event, view);
+        }
+    }
+
+    /// Takes in what the feeds told while no session was open, before the first read is made: closes
+    /// leave at once, and the plan sees the masters as they are now. A read is answered before the
+    /// queue is looked at again, so that it would open what the master has closed since.
+    async fn catch_up(&mut self, connection: &mut Connection) {
+        for (master, message) in told_meanwhile(&mut self.feeds) {
+            self.on_feed(connection, master, message).await;
         }
     }
 
@@ -892,6 +902,20 @@ async fn next_message(
     .await
 }
 
+/// What waits in the feeds now, in each feed's order; at most [`FEED_MESSAGES_MAX`] of each. That a
+/// feed has ended is left for [`next_message`] to tell.
+fn told_meanwhile(
+    feeds: &mut [(AccountId, mpsc::Receiver<FeedMessage>)],
+) -> Vec<(AccountId, FeedMessage)> {
+    let mut told = Vec::new();
+    for (master, receiver) in feeds {
+        for _ in 0..receiver.len() {
+            told.extend(receiver.try_recv().map(|message| (*master, message)));
+        }
+    }
+    told
+}
+
 /// The result of a task that may run; waits for ever without one. May be dropped and asked again.
 async fn finished(task: &mut Option<JoinHandle<Load>>) -> Load {
     let Some(running) = task else { return std::future::pending().await };
@@ -938,6 +962,35 @@ mod tests {
             order.push(next_message(&mut feeds).await.0.get());
         }
         assert_eq!(order, [1, 2, 1, 2, 1, 1, 1]);
+    }
+
+    #[tokio::test]
+    async fn what_was_told_without_a_session_is_taken_in_order_and_no_end_of_a_feed_with_it() {
+        let account = |id: u64| AccountId::new(id).unwrap();
+        let mut feeds = Vec::new();
+        for (id, reasons) in [
+            (1, vec![DoubtReason::Gap, DoubtReason::Joining, DoubtReason::Gap]),
+            (2, vec![]),
+            (3, vec![DoubtReason::Joining]),
+        ] {
+            let (sender, receiver) = mpsc::channel(8);
+            for reason in reasons {
+                sender.send(FeedMessage::Doubt(reason)).await.unwrap();
+            }
+            feeds.push((account(id), receiver));
+        }
+        let told = told_meanwhile(&mut feeds);
+        let told: Vec<_> = told
+            .into_iter()
+            .map(|(master, message)| match message {
+                FeedMessage::Doubt(reason) => (master.get(), reason),
+                other => panic!("{other:?}"),
+            })
+            .collect();
+        let (gap, joining) = (DoubtReason::Gap, DoubtReason::Joining);
+        assert_eq!(told, [(1, gap), (1, joining), (1, gap), (3, joining)]);
+        assert!(told_meanwhile(&mut feeds).is_empty());
+        assert!(next_message(&mut feeds).await.1.is_none());
     }
 
     #[tokio::test]
