@@ -8,8 +8,11 @@ use std::collections::{BTreeMap, BTreeSet};
 
 /// A copy that comes within this of the master's trade was copied at once.
 const AT_ONCE_S: f64 = 2.0;
-/// Within this after its first new copy a follower has decided on everything (L3: execution).
-const EXECUTION_S: f64 = 5.0;
+/// Within this after its first new copy a follower has decided on everything. That copy may be of an
+/// event, one read before the first plan; then a read and two turns of sixteen orders are left. It is
+/// less than the two seconds of a second look on purpose: a plan that is held here rests on nothing
+/// but closes that the master told, which are no absences, and late copies would pay for it.
+const EXECUTION_S: f64 = 1.5;
 
 /// A trade of the master, in seconds since the last renewal.
 #[derive(Debug, Clone, Copy)]
