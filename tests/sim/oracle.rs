@@ -790,7 +790,7 @@ fn copies_agree(w: &mut World, link: LinkId) {
         let is_open = truth.positions.contains_key(ticket) || truth.pendings.contains_key(ticket);
         if copies.len() > 1 {
             w.violate("L4", format!("{key:?} has {} copies at rest", copies.len()));
-        } else if !is_open && !(row_lost(w, key) && has_no_tag(w, key, is_blank)) {
+        } else if !(is_open || (row_lost(w, key) && has_no_tag(w, key, is_blank))) {
             w.violate("L4", format!("{key:?} is left open: its master's trade is gone"));
         } else if let (Some(lots), Some(target)) =
             (copies[0].1, target_now(w, id, key, copies[0].0))
