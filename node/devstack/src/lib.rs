@@ -26,7 +26,7 @@ pub use guard::StopSignal;
 pub use nats::{Nats, NatsCluster};
 pub use postgres::Postgres;
 pub use process::{ManagedProcess, ProcessSpec};
-pub use proxy::{FaultMode, FaultProxy};
+pub use proxy::{Direction, FaultMode, FaultProxy};
 pub use tools::Tools;
 
 use tokio::sync::OnceCell;

@@ -1,7 +1,7 @@
 //! A TCP proxy that can be told to fail, between one client and one server.
 //!
 //! Decides: what happens to connections and bytes, by [`FaultMode`].
-//! In: the server's address, mode switches. Out: an address to give to the client.
+//! In: the server's address, mode switches, another server. Out: an address to give to the client.
 //!
 //! Invariants:
 //! 1. A switch is in effect when [`FaultProxy::set_mode`] returns.
@@ -9,11 +9,14 @@
 //! 3. The port stays ours while connections are refused.
 //! 4. What happens to one side of a held connection (its end included) is not seen by the other
 //!    side before the hold ends, as with a cable that is out.
+//! 5. What is held of a side that has reset its connection is dropped: a kernel does not send
+//!    again what its program has given up.
 //!
 //! Not covered: loss inside a connection; TCP does not show it to a program.
 
 use std::io;
 use std::net::{Ipv4Addr, SocketAddr};
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
@@ -44,6 +47,27 @@ pub enum FaultMode {
     Refuse,
     /// Every piece arrives so much later, in each direction.
     Latency(Duration),
+    /// Connections stay open; bytes go through in one direction and are held in this one.
+    HalfOpen(Direction),
+}
+
+/// Where bytes go.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Direction {
+    /// From the client to the server.
+    ToServer,
+    /// From the server to the client.
+    ToClient,
+}
+
+impl FaultMode {
+    fn holds(self, direction: Direction) -> bool {
+        match self {
+            FaultMode::BlackHole => true,
+            FaultMode::HalfOpen(dead) => dead == direction,
+            FaultMode::Pass | FaultMode::Refuse | FaultMode::Latency(_) => false,
+        }
+    }
 }
 
 /// A running proxy. It ends with the value, and with the runtime it was started in.
@@ -64,6 +88,7 @@ struct Order {
 enum OrderKind {
     Mode(FaultMode),
     Reset,
+    Target(SocketAddr),
 }
 
 #[derive(Debug, Clone, Copy)]
@@ -108,6 +133,11 @@ impl FaultProxy {
     /// Resets every open connection once; new ones are treated as the mode says.
     pub async fn reset_connections(&self) -> Result<(), DevstackError> {
         self.order(OrderKind::Reset).await
+    }
+
+    /// Sends new connections to another server, and resets the open ones.
+    pub async fn retarget(&self, target: SocketAddr) -> Result<(), DevstackError> {
+        self.order(OrderKind::Target(target)).await
     }
 
     async fn order(&self, kind: OrderKind) -> Result<(), DevstackError> {
@@ -187,6 +217,10 @@ impl Serving {
                 self.wanted.send_modify(|wanted| wanted.mode = mode);
             }
             OrderKind::Reset => self.reset_all().await,
+            OrderKind::Target(target) => {
+                self.target = target;
+                self.reset_all().await;
+            }
         }
         Ok(())
     }
@@ -235,8 +269,8 @@ async fn serve(mut client: TcpStream, target: SocketAddr, wanted: watch::Receive
         let (server_in, server_out) = server.split();
         let both = async {
             tokio::try_join!(
-                carry(client_in, server_out, wanted.clone()),
-                carry(server_in, client_out, wanted.clone()),
+                carry(client_in, server_out, wanted.clone(), Direction::ToServer),
+                carry(server_in, client_out, wanted.clone(), Direction::ToClient),
             )
         };
         tokio::select! {
@@ -252,13 +286,13 @@ async fn serve(mut client: TcpStream, target: SocketAddr, wanted: watch::Receive
 }
 
 async fn dial(target: SocketAddr, mut wanted: watch::Receiver<Wanted>) -> io::Result<TcpStream> {
-    open(&mut wanted).await;
+    open(&mut wanted, Direction::ToServer).await;
     TcpStream::connect(target).await
 }
 
-/// Waits while the mode holds bytes.
-async fn open(wanted: &mut watch::Receiver<Wanted>) {
-    let _ = wanted.wait_for(|wanted| wanted.mode != FaultMode::BlackHole).await;
+/// Waits while the mode holds bytes of this direction.
+async fn open(wanted: &mut watch::Receiver<Wanted>, direction: Direction) {
+    let _ = wanted.wait_for(|wanted| !wanted.mode.holds(direction)).await;
 }
 
 /// One direction: a reader that stamps pieces with the time they are due, and a writer.
@@ -266,7 +300,10 @@ async fn carry(
     mut from: ReadHalf<'_>,
     mut to: WriteHalf<'_>,
     wanted: watch::Receiver<Wanted>,
+    direction: Direction,
 ) -> io::Result<()> {
+    let source_is_gone = AtomicBool::new(false);
+    let source_is_gone = &source_is_gone;
     let (pieces, mut pieces_in) = mpsc::channel::<(Instant, Vec<u8>)>(PIECES_HELD);
     let mut at_reader = wanted.clone();
     let reader = async move {
@@ -275,7 +312,8 @@ async fn carry(
             let count = match from.read(&mut piece).await {
                 Ok(count) => count,
                 Err(error) => {
-                    open(&mut at_reader).await;
+                    source_is_gone.store(true, Ordering::Relaxed);
+                    open(&mut at_reader, direction).await;
                     return Err(error);
                 }
             };
@@ -285,7 +323,10 @@ async fn carry(
             piece.truncate(count);
             let latency = match at_reader.borrow().mode {
                 FaultMode::Latency(latency) => latency,
-                FaultMode::Pass | FaultMode::BlackHole | FaultMode::Refuse => Duration::ZERO,
+                FaultMode::Pass
+                | FaultMode::BlackHole
+                | FaultMode::Refuse
+                | FaultMode::HalfOpen(_) => Duration::ZERO,
             };
             if pieces.send((Instant::now() + latency, piece)).await.is_err() {
                 return Ok(());
@@ -296,10 +337,14 @@ async fn carry(
     let writer = async move {
         while let Some((due, piece)) = pieces_in.recv().await {
             sleep_until(due).await;
-            open(&mut at_writer).await;
+            open(&mut at_writer, direction).await;
+            if source_is_gone.load(Ordering::Relaxed) {
+                // The reader ends the connection.
+                return std::future::pending().await;
+            }
             to.write_all(&piece).await?;
         }
-        open(&mut at_writer).await;
+        open(&mut at_writer, direction).await;
         to.shutdown().await
     };
     tokio::try_join!(reader, writer).map(drop)

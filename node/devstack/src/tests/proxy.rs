@@ -8,7 +8,7 @@ use tokio::task::JoinHandle;
 use tokio::time::timeout;
 
 use super::{LIMIT, eventually};
-use crate::{FaultMode, FaultProxy};
+use crate::{Direction, FaultMode, FaultProxy};
 
 /// Long enough to be sure that nothing comes, which would come in a millisecond.
 const QUIET: Duration = Duration::from_millis(200);
@@ -152,6 +152,75 @@ async fn a_reset_ends_open_connections_and_takes_new_ones() {
     let mut stream = TcpStream::connect(proxy.addr()).await.unwrap();
     ask(&mut stream, "new").await;
     answer(&mut stream, "new").await;
+}
+
+#[tokio::test]
+async fn a_half_open_connection_carries_bytes_one_way_and_the_rest_later() {
+    let (_echo, proxy, mut stream) = connected().await;
+    let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).await.unwrap();
+    let other = FaultProxy::start(listener.local_addr().unwrap()).await.unwrap();
+    let mut client = TcpStream::connect(other.addr()).await.unwrap();
+    let (mut server, _) = listener.accept().await.unwrap();
+    for (dead, alive_is_client) in [(Direction::ToServer, false), (Direction::ToClient, true)] {
+        other.set_mode(FaultMode::HalfOpen(dead)).await.unwrap();
+        ask(&mut client, "to the server").await;
+        ask(&mut server, "to the client").await;
+        if alive_is_client {
+            answer(&mut server, "to the server").await;
+            assert!(is_quiet(&mut client).await);
+        } else {
+            answer(&mut client, "to the client").await;
+            assert!(is_quiet(&mut server).await);
+        }
+        other.set_mode(FaultMode::Pass).await.unwrap();
+        if alive_is_client {
+            answer(&mut client, "to the client").await;
+        } else {
+            answer(&mut server, "to the server").await;
+        }
+    }
+    // And of an echo nothing comes back either way.
+    for dead in [Direction::ToServer, Direction::ToClient] {
+        proxy.set_mode(FaultMode::HalfOpen(dead)).await.unwrap();
+        ask(&mut stream, "echo").await;
+        assert!(is_quiet(&mut stream).await);
+        proxy.set_mode(FaultMode::Pass).await.unwrap();
+        answer(&mut stream, "echo").await;
+    }
+}
+
+#[tokio::test]
+async fn what_is_held_of_a_side_that_has_reset_never_arrives() {
+    let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).await.unwrap();
+    let proxy = FaultProxy::start(listener.local_addr().unwrap()).await.unwrap();
+    for mode in [FaultMode::BlackHole, FaultMode::HalfOpen(Direction::ToServer)] {
+        for _ in 0..20 {
+            let mut client = TcpStream::connect(proxy.addr()).await.unwrap();
+            let (mut server, _) = listener.accept().await.unwrap();
+            proxy.set_mode(mode).await.unwrap();
+            ask(&mut client, "given up").await;
+            tokio::task::yield_now().await;
+            client.set_zero_linger().unwrap();
+            drop(client);
+            assert!(timeout(Duration::from_millis(20), server.read_u8()).await.is_err());
+            proxy.set_mode(FaultMode::Pass).await.unwrap();
+            let end = timeout(LIMIT, server.read_u8()).await.unwrap().unwrap_err();
+            assert_eq!(end.kind(), ErrorKind::ConnectionReset);
+        }
+    }
+}
+
+#[tokio::test]
+async fn another_server_takes_the_new_connections_and_the_old_ones_are_reset() {
+    let (_echo, proxy, mut stream) = connected().await;
+    let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).await.unwrap();
+    proxy.retarget(listener.local_addr().unwrap()).await.unwrap();
+    let end = timeout(LIMIT, stream.read_u8()).await.unwrap().unwrap_err();
+    assert_eq!(end.kind(), ErrorKind::ConnectionReset);
+    let mut client = TcpStream::connect(proxy.addr()).await.unwrap();
+    ask(&mut client, "new").await;
+    let (mut server, _) = listener.accept().await.unwrap();
+    answer(&mut server, "new").await;
 }
 
 #[tokio::test]
