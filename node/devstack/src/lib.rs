@@ -19,6 +19,7 @@ mod nats;
 mod postgres;
 mod process;
 mod proxy;
+mod replica;
 mod tools;
 
 pub use error::DevstackError;

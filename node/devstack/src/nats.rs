@@ -49,6 +49,8 @@ struct Config {
     ports: Option<Ports>,
     /// The routes to other servers; `None`: not in a cluster.
     routes: Option<Vec<u16>>,
+    /// Whether clients are told of the other servers of the cluster.
+    advertised: bool,
     extra: String,
 }
 
@@ -76,9 +78,10 @@ impl Config {
             let routes: Vec<String> =
                 routes.iter().map(|route| format!("\"nats-route://{HOST}:{route}\"")).collect();
             text.push_str(&format!(
-                "cluster {{ name: \"lockstep\", host: \"{HOST}\", port: {}, routes: [{}] }}\n",
+                "cluster {{ name: \"lockstep\", host: \"{HOST}\", port: {}, routes: [{}], no_advertise: {} }}\n",
                 port(|ports| ports.cluster),
                 routes.join(", "),
+                !self.advertised,
             ));
         }
         text + &self.extra + "\n"
@@ -95,7 +98,13 @@ impl Nats {
     pub async fn start_with_config(tools: &Tools, extra: &str) -> Result<Self, DevstackError> {
         Self::start_config(
             tools,
-            Config { name: "nats".to_owned(), ports: None, routes: None, extra: extra.to_owned() },
+            Config {
+                name: "nats".to_owned(),
+                ports: None,
+                routes: None,
+                advertised: true,
+                extra: extra.to_owned(),
+            },
         )
         .await
     }
@@ -139,6 +148,12 @@ impl Nats {
     /// SIGCONT.
     pub fn thaw(&self) -> Result<(), DevstackError> {
         self.process.thaw()
+    }
+
+    /// Lame duck: it says so to its clients, after its grace time closes their connections one by
+    /// one, and ends.
+    pub fn lame_duck(&self) -> Result<(), DevstackError> {
+        self.process.signal_user2()
     }
 
     /// Starts it again on the same ports (killing it first if it runs) and waits until it answers.
@@ -224,12 +239,32 @@ impl NatsCluster {
         count: usize,
         extra: &str,
     ) -> Result<Self, DevstackError> {
+        Self::start_servers(tools, count, extra, true).await
+    }
+
+    /// The same; clients are not told of the other servers, so that one which is given the
+    /// addresses of proxies stays behind them.
+    pub async fn start_unadvertised(
+        tools: &Tools,
+        count: usize,
+        extra: &str,
+    ) -> Result<Self, DevstackError> {
+        Self::start_servers(tools, count, extra, false).await
+    }
+
+    async fn start_servers(
+        tools: &Tools,
+        count: usize,
+        extra: &str,
+        advertised: bool,
+    ) -> Result<Self, DevstackError> {
         let mut servers: Vec<Nats> = Vec::new();
         for number in 0..count {
             let config = Config {
                 name: format!("nats-{number}"),
                 ports: None,
                 routes: Some(servers.iter().map(|server| server.ports.cluster).collect()),
+                advertised,
                 extra: extra.to_owned(),
             };
             servers.push(Nats::start_config(tools, config).await?);

@@ -34,9 +34,11 @@ const STOP_LIMIT: Duration = Duration::from_secs(10);
 /// How often another port is tried when somebody took the one we found free.
 const PORT_ATTEMPTS: u32 = 5;
 /// The superuser's name, and so the user in every URL.
-const USER: &str = "lockstep";
+pub(crate) const USER: &str = "lockstep";
 /// A socket's path has at most 107 bytes on Linux; this leaves room for `/.s.PGSQL.65535`.
 const SOCKET_FOLDER_BYTES: usize = 90;
+/// Log kept for replicas: more than the tests write while one is made.
+const WAL_KEPT: &str = "256MB";
 /// Longest name of a database is 63 bytes; the counter needs some of them.
 const PREFIX_CHARS: usize = 40;
 
@@ -47,6 +49,78 @@ pub struct Postgres {
     port: u16,
     folder: Scratch,
     databases: AtomicU64,
+}
+
+/// Where a server lives and how its programs are run.
+#[derive(Debug)]
+pub(crate) struct Site {
+    folder: Scratch,
+    bin: PathBuf,
+    run_as: Option<RunAs>,
+}
+
+impl Site {
+    pub(crate) fn new(tools: &Tools) -> Result<Self, DevstackError> {
+        let run_as = run_as()?;
+        let folder = Scratch::new_in(&temporary_folder(run_as.as_ref())?)?;
+        if let Some(user) = &run_as {
+            give(folder.path(), user)?;
+        }
+        let bin = readable_programs(tools, run_as.as_ref(), &folder)?;
+        Ok(Self { folder, bin, run_as })
+    }
+
+    pub(crate) fn data(&self) -> PathBuf {
+        self.folder.join("data")
+    }
+
+    fn command(&self, name: &str, program: &str) -> ProcessSpec {
+        let spec = ProcessSpec::new(name, self.bin.join(program))
+            .current_dir(self.folder.path())
+            .log_folder(self.folder.path())
+            .env("LC_ALL", "C")
+            .env("TZ", "UTC");
+        let spec = foreign_settings().fold(spec, ProcessSpec::env_remove);
+        match &self.run_as {
+            Some(user) => spec.user(user.uid, user.gid),
+            None => spec,
+        }
+    }
+
+    /// Gives a path to the user the server runs as.
+    pub(crate) fn give(&self, path: &Path) -> Result<(), DevstackError> {
+        self.run_as.as_ref().map_or(Ok(()), |user| give(path, user))
+    }
+
+    /// Runs the server over the data folder and waits until it takes connections. `databases`
+    /// have been made in it before.
+    pub(crate) async fn run(self, databases: u64) -> Result<Postgres, DevstackError> {
+        let data = self.data();
+        let mut attempt = 1;
+        loop {
+            let port = free_port()?;
+            let settings = settings(port, self.folder.path());
+            let process = self
+                .command("postgres", "postgres")
+                .arg("-D")
+                .arg(&data)
+                .args(settings.iter().flat_map(|setting| ["-c", setting]))
+                .stop_signal(StopSignal::Quit)
+                .start()?;
+            match await_ready(&process, &data).await {
+                Ok(()) => {
+                    let databases = AtomicU64::new(databases);
+                    return Ok(Postgres { process, port, folder: self.folder, databases });
+                }
+                Err(DevstackError::Ended { log_tail, .. })
+                    if attempt < PORT_ATTEMPTS && log_tail.contains("could not bind") =>
+                {
+                    attempt += 1;
+                }
+                Err(error) => return Err(error),
+            }
+        }
+    }
 }
 
 /// The user Postgres runs as, when we are root.
@@ -60,28 +134,11 @@ struct RunAs {
 impl Postgres {
     /// Makes a new, empty server and waits until it takes connections.
     pub async fn start(tools: &Tools) -> Result<Self, DevstackError> {
-        let run_as = run_as()?;
-        let folder = Scratch::new_in(&temporary_folder(run_as.as_ref())?)?;
-        if let Some(user) = &run_as {
-            give(folder.path(), user)?;
-        }
-        let bin = readable_programs(tools, run_as.as_ref(), &folder)?;
-        let command = |name: &str, program: &str| {
-            let spec = ProcessSpec::new(name, bin.join(program))
-                .current_dir(folder.path())
-                .log_folder(folder.path())
-                .env("LC_ALL", "C")
-                .env("TZ", "UTC");
-            let spec = foreign_settings().fold(spec, ProcessSpec::env_remove);
-            match &run_as {
-                Some(user) => spec.user(user.uid, user.gid),
-                None => spec,
-            }
-        };
-        let data = folder.join("data");
-        let initdb = command("initdb", "initdb")
+        let site = Site::new(tools)?;
+        let initdb = site
+            .command("initdb", "initdb")
             .arg("-D")
-            .arg(&data)
+            .arg(site.data())
             .args(["-U", USER, "-A", "trust", "-E", "UTF8", "--locale=C", "--no-sync"])
             .arg("--no-instructions")
             .start()?;
@@ -94,25 +151,7 @@ impl Postgres {
                 log_tail: initdb.log_tail(),
             });
         }
-        let mut attempt = 1;
-        loop {
-            let port = free_port()?;
-            let process = command("postgres", "postgres")
-                .arg("-D")
-                .arg(&data)
-                .args(settings(port, folder.path()).iter().flat_map(|setting| ["-c", setting]))
-                .stop_signal(StopSignal::Quit)
-                .start()?;
-            match await_ready(&process, &data).await {
-                Ok(()) => return Ok(Self { process, port, folder, databases: AtomicU64::new(0) }),
-                Err(DevstackError::Ended { log_tail, .. })
-                    if attempt < PORT_ATTEMPTS && log_tail.contains("could not bind") =>
-                {
-                    attempt += 1;
-                }
-                Err(error) => return Err(error),
-            }
-        }
+        site.run(0).await
     }
 
     /// The URL of a database, which need not exist.
@@ -159,7 +198,16 @@ impl Postgres {
     pub async fn restart(&self) -> Result<(), DevstackError> {
         self.stop().await?;
         self.process.restart()?;
-        await_ready(&self.process, &self.folder.join("data")).await
+        await_ready(&self.process, &self.data()).await
+    }
+
+    pub(crate) fn data(&self) -> PathBuf {
+        self.folder.join("data")
+    }
+
+    /// How many databases were made in it.
+    pub(crate) fn databases(&self) -> u64 {
+        self.databases.load(Ordering::Relaxed)
     }
 
     /// The last lines it logged.
@@ -185,6 +233,9 @@ fn settings(port: u16, folder: &Path) -> Vec<String> {
         "max_connections=200".to_owned(),
         "fsync=off".to_owned(),
         "synchronous_commit=on".to_owned(),
+        // What a replica needs that is made later; kept instead of a slot for it, which would
+        // have to be dropped.
+        format!("wal_keep_size={WAL_KEPT}"),
         "timezone=UTC".to_owned(),
         // In the data folder, and so gone with it, instead of in a /dev/shm that may be small.
         "dynamic_shared_memory_type=mmap".to_owned(),

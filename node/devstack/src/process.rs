@@ -301,6 +301,11 @@ impl ManagedProcess {
         self.signal("SIGINT", |pid| kill_process(pid, Signal::INT))
     }
 
+    /// SIGUSR2, which nats-server reads as "lame duck".
+    pub(crate) fn signal_user2(&self) -> Result<(), DevstackError> {
+        self.signal("SIGUSR2", |pid| kill_process(pid, Signal::USR2))
+    }
+
     /// SIGSTOP: it keeps its sockets and its memory and does nothing. When this returns, every
     /// thread of it stands still (its children are told, and not waited for).
     pub fn freeze(&self) -> Result<(), DevstackError> {

@@ -6,7 +6,7 @@ use tokio::io::{AsyncBufReadExt, AsyncWriteExt, BufReader};
 use tokio::net::TcpStream;
 
 use super::{LIMIT, eventually, is_alive};
-use crate::{Nats, NatsCluster, Postgres, Tools, shared_postgres};
+use crate::{FaultMode, FaultProxy, Nats, NatsCluster, Postgres, Tools, shared_postgres};
 
 /// A client that speaks just enough of the protocol to see bytes move.
 struct Client(BufReader<TcpStream>);
@@ -205,4 +205,92 @@ async fn a_server_whose_programs_others_may_not_read_still_starts() {
         Tools { postgres_bin: copy.join(below), postgres_tree: Some(copy.clone()), ..tools };
     let postgres = Postgres::start(&tools).await.unwrap();
     PgConnection::connect(&postgres.url("postgres")).await.unwrap();
+}
+
+#[tokio::test]
+async fn a_replica_follows_and_when_promoted_lacks_what_it_was_cut_off_from() {
+    let tools = Tools::locate().unwrap();
+    let primary = Postgres::start(&tools).await.unwrap();
+    let url = primary.create_database("world").await.unwrap();
+    let mut connection = PgConnection::connect(&url).await.unwrap();
+    sqlx::query("CREATE TABLE t AS SELECT 1 AS n").execute(&mut connection).await.unwrap();
+    let link = FaultProxy::start(primary.addr()).await.unwrap();
+    let replica = primary.start_replica(&tools, link.addr()).await.unwrap();
+    sqlx::query("INSERT INTO t VALUES (2)").execute(&mut connection).await.unwrap();
+    replica.wait_until_caught_up(&primary).await.unwrap();
+
+    link.set_mode(FaultMode::BlackHole).await.unwrap();
+    sqlx::query("INSERT INTO t VALUES (3)").execute(&mut connection).await.unwrap();
+    let timeline = "SELECT left(pg_walfile_name(pg_current_wal_lsn()), 8)";
+    let before = one(&mut connection, timeline).await;
+    primary.stop().await.unwrap();
+    replica.promote().await.unwrap();
+
+    let mut connection = PgConnection::connect(&replica.url("world_0")).await.unwrap();
+    let rows = "SELECT string_agg(n::text, ' ' ORDER BY n) FROM t";
+    assert_eq!(one(&mut connection, rows).await, "1 2");
+    assert_ne!(one(&mut connection, timeline).await, before);
+    sqlx::query("INSERT INTO t VALUES (4)").execute(&mut connection).await.unwrap();
+    let third = replica.start_replica(&tools, replica.addr()).await.unwrap();
+    third.wait_until_caught_up(&replica).await.unwrap();
+    let mut connection = PgConnection::connect(&third.url("world_0")).await.unwrap();
+    assert_eq!(one(&mut connection, rows).await, "1 2 4");
+    assert_eq!(replica.create_database("world").await.unwrap(), replica.url("world_1"));
+}
+
+#[tokio::test]
+async fn a_replica_made_under_load_has_every_row() {
+    let tools = Tools::locate().unwrap();
+    let primary = Postgres::start(&tools).await.unwrap();
+    let url = primary.create_database("busy").await.unwrap();
+    let mut connection = PgConnection::connect(&url).await.unwrap();
+    sqlx::query("CREATE TABLE t (n bigint)").execute(&mut connection).await.unwrap();
+    let (stop, mut stopped) = tokio::sync::oneshot::channel();
+    let writing = tokio::spawn(async move {
+        let mut written: i64 = 0;
+        while stopped.try_recv().is_err() {
+            let insert = sqlx::query("INSERT INTO t VALUES ($1)").bind(written);
+            insert.execute(&mut connection).await.unwrap();
+            written += 1;
+        }
+        written
+    });
+    let replica = primary.start_replica(&tools, primary.addr()).await.unwrap();
+    stop.send(()).unwrap();
+    let written = writing.await.unwrap();
+    replica.wait_until_caught_up(&primary).await.unwrap();
+    let mut connection = PgConnection::connect(&replica.url("busy_0")).await.unwrap();
+    let count = one(&mut connection, "SELECT count(*)::text FROM t").await;
+    assert_eq!(count, written.to_string());
+    assert!(written > 0);
+}
+
+#[tokio::test]
+async fn a_lame_duck_closes_its_clients_ends_and_comes_back() {
+    let tools = Tools::locate().unwrap();
+    let settings = "lame_duck_duration: \"30s\"\nlame_duck_grace_period: \"100ms\"";
+    let cluster = NatsCluster::start_unadvertised(&tools, 2, settings).await.unwrap();
+    let (duck, other) = (cluster.server(0), cluster.server(1));
+    let mut client = Client::connect(duck).await;
+    duck.lame_duck().unwrap();
+    assert_eq!(tokio::time::timeout(LIMIT, client.line()).await.unwrap(), "");
+    duck.process().wait(LIMIT).await.unwrap();
+    duck.restart().await.unwrap();
+    message_crosses(other, duck).await;
+}
+
+#[tokio::test]
+async fn an_unadvertised_cluster_tells_its_clients_of_no_other_server() {
+    let tools = Tools::locate().unwrap();
+    for advertised in [true, false] {
+        let cluster = match advertised {
+            true => NatsCluster::start(&tools, 2).await.unwrap(),
+            false => NatsCluster::start_unadvertised(&tools, 2, "").await.unwrap(),
+        };
+        let stream = TcpStream::connect(cluster.server(0).addr()).await.unwrap();
+        let mut info = String::new();
+        BufReader::new(stream).read_line(&mut info).await.unwrap();
+        let other = cluster.server(1).addr().to_string();
+        assert_eq!(info.contains(&other), advertised, "{info}");
+    }
 }
