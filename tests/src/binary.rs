@@ -12,7 +12,7 @@ const NAME: &str = "lockstep-under-test";
 pub fn lockstep() -> &'static Path {
     static BINARY: OnceLock<PathBuf> = OnceLock::new();
     BINARY.get_or_init(|| {
-        // This program is TARGET/PROFILE/deps/it-HASH, or TARGET/PROFILE/timeline.
+        // A test is TARGET/PROFILE/deps/it-HASH, a program TARGET/PROFILE/timeline.
         let program = std::env::current_exe().unwrap();
         let folders = program.ancestors().skip(1).take(2);
         let binary = folders.map(|folder| folder.join(NAME)).find(|binary| binary.is_file());

@@ -9,6 +9,7 @@
 //! - [`wire_master::WireMaster`]: the same with nothing but a NATS client and the wire contract.
 //! - [`oracle`]: what an account holds and what a follower should hold, from the ledger alone.
 //! - [`timeline`]: the default settings in real time, for `./run timeline`.
+//! - [`chaos`]: faults from a seed, and a checker.
 //! - [`binary`]: where the program `lockstep` is.
 //!
 //! Invariants:
@@ -19,6 +20,7 @@
 #![allow(clippy::unwrap_used, reason = "a harness of tests: a panic is how it says no")]
 
 pub mod binary;
+pub mod chaos;
 pub mod master;
 pub mod oracle;
 pub mod timeline;

@@ -26,12 +26,21 @@ pub struct Master {
 impl Master {
     /// Connects to these servers and begins to speak, with nothing open.
     pub async fn start(urls: Vec<String>, account: AccountId) -> Master {
+        Master::start_with(urls, account, PublisherSettings::default()).await
+    }
+
+    /// The same with other times.
+    pub async fn start_with(
+        urls: Vec<String>,
+        account: AccountId,
+        settings: PublisherSettings,
+    ) -> Master {
         let client = bus::connect(&ClientSettings::new(urls, "test-master")).await.unwrap();
         let handle = Publisher::start(
             client,
             account,
             start_epoch(wall(), None, None),
-            PublisherSettings::default(),
+            settings,
             Arc::new(|| true),
             &tokio::runtime::Handle::current(),
         );

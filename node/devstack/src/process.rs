@@ -68,6 +68,13 @@ impl ProcessSpec {
         }
     }
 
+    /// The same under another name, with log files of its own.
+    #[must_use]
+    pub fn named(mut self, name: impl Into<String>) -> Self {
+        self.name = name.into();
+        self
+    }
+
     /// Adds an argument.
     #[must_use]
     pub fn arg(mut self, arg: impl AsRef<OsStr>) -> Self {

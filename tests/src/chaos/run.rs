@@ -1,0 +1,340 @@
+//! Rounds: calm, faults under load, mending, and the settle check (L4); then the verdict.
+
+use super::check::{Evidence, Finding, Law, lives};
+use super::faults::{self, Span};
+use super::load::{Load, Pace};
+use super::schedule::{Kind, Schedule};
+use super::tap::Tap;
+use super::verdict::{Takeovers, Verdict, round};
+use super::world::World;
+use super::{Done, timing};
+use crate::oracle::{Link, differences};
+use crate::world::wall;
+use futures_util::future::try_join_all;
+use paper::ledger::{Ledger, TradeEventKind};
+use schemas::AccountId;
+use sqlx::Row;
+use std::collections::{BTreeMap, BTreeSet};
+use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant};
+
+/// Everything works, before each round.
+const CALM: Duration = Duration::from_secs(3);
+/// Load goes on so long after the last fault is mended.
+const OVERLAP: Duration = Duration::from_secs(1);
+/// A round takes about so long; none is begun that would end much later than asked for.
+const ROUND: Duration = Duration::from_secs(25);
+/// Every follower copies for the first time within this.
+const START_LIMIT: Duration = Duration::from_secs(60);
+/// Between two looks at whether everything is equal.
+const LOOK_EVERY: Duration = Duration::from_millis(200);
+/// Words about one settle check at most.
+const WORDS_MAX: usize = 30;
+
+/// What to run.
+#[derive(Debug, Clone)]
+pub struct Settings {
+    /// How long.
+    pub lasts: Duration,
+    /// From which the faults and the trades come.
+    pub seed: u64,
+    /// These kinds only; all if none is named.
+    pub only: Vec<Kind>,
+    /// Where evidence goes; it is removed when nothing is wrong.
+    pub folder: PathBuf,
+    /// Keep it in any case.
+    pub keep: bool,
+}
+
+/// Runs, and says on the way what it does.
+pub async fn run(settings: Settings, say: impl Fn(&str)) -> Done<Verdict> {
+    let begun = Instant::now();
+    std::fs::create_dir_all(&settings.folder)?;
+    let world = World::start(&settings.folder, &say).await?;
+    let tap = Tap::start(&world.nats.urls()).await?;
+    let mut load = Load::start(&world, settings.seed).await?;
+    say("waiting until every follower is owned and in step");
+    let mut runner = Runner { world: &world, spans: Vec::new(), settled: Vec::new() };
+    runner.settle(&load, START_LIMIT).await?;
+    let mut schedule = Schedule::new(settings.seed, &settings.only);
+    let mut verdict = Verdict { seed: settings.seed, ..Verdict::default() };
+    while runner.settled.iter().all(|settled| settled.differs.is_empty())
+        && (verdict.rounds == 0 || begun.elapsed() + ROUND < settings.lasts)
+    {
+        let faults = schedule.round();
+        let words: Vec<String> =
+            faults.iter().map(|f| format!("{} {}", f.kind.word(), f.target)).collect();
+        let took = runner.round(&mut load, faults.clone()).await?;
+        verdict.rounds += 1;
+        for fault in faults {
+            *verdict.faults.entry(fault.kind.word()).or_default() += 1;
+        }
+        let took =
+            took.map_or("not in time".to_owned(), |took| format!("{:.1} s", took.as_secs_f64()));
+        say(&format!("round {}: {}; equal again after {took}", verdict.rounds, words.join(", ")));
+    }
+    let evidence = runner.evidence(&tap, &load).await?;
+    let unsettled = runner.unsettled();
+    finish(&mut verdict, &evidence, &unsettled, &runner, &settings.folder)?;
+    if verdict.is_clean() && !settings.keep {
+        drop(runner);
+        drop(load);
+        drop(world);
+        std::fs::remove_dir_all(&settings.folder)?;
+    } else {
+        dump(&world, &evidence, &settings.folder).await?;
+        verdict.evidence = Some(settings.folder);
+    }
+    Ok(verdict)
+}
+
+/// How one settle check ended.
+#[derive(Debug)]
+struct Settled {
+    took: Duration,
+    /// What still differed at the limit, in words.
+    differs: Vec<String>,
+    missing: u64,
+}
+
+struct Runner<'a> {
+    world: &'a World,
+    spans: Vec<Span>,
+    settled: Vec<Settled>,
+}
+
+impl Runner<'_> {
+    /// One round; how long it took to be equal again.
+    async fn round(
+        &mut self,
+        load: &mut Load,
+        faults: Vec<super::schedule::Fault>,
+    ) -> Done<Option<Duration>> {
+        load.set_pace(Pace::Calm).await?;
+        tokio::time::sleep(CALM).await;
+        load.set_pace(Pace::Busy).await?;
+        let wisher = load.wisher();
+        let running = faults.into_iter().map(|fault| faults::run(self.world, &wisher, fault));
+        self.spans.extend(try_join_all(running).await?);
+        tokio::time::sleep(OVERLAP).await;
+        load.set_pace(Pace::Quiet).await?;
+        let mended = Instant::now();
+        self.world.heal().await?;
+        self.settle(load, timing::SETTLED_MAX).await?;
+        let last = self.settled.last().expect("a settle check was just made");
+        Ok(last.differs.is_empty().then(|| mended.elapsed()))
+    }
+
+    /// Looks until everything is as it must be, or the time is over.
+    async fn settle(&mut self, load: &Load, limit: Duration) -> Done {
+        let begun = Instant::now();
+        loop {
+            let ledger = self.world.ledger().await?;
+            let (mut differs, missing) = copies_that_differ(self.world, load, &ledger);
+            if differs.is_empty() {
+                differs = rows_that_differ(self.world, &ledger).await?;
+            }
+            let took = begun.elapsed();
+            if differs.is_empty() || took >= limit {
+                differs.truncate(WORDS_MAX);
+                self.settled.push(Settled { took, differs, missing });
+                return Ok(());
+            }
+            tokio::time::sleep(LOOK_EVERY).await;
+        }
+    }
+
+    async fn evidence(&self, tap: &Tap, load: &Load) -> Done<Evidence> {
+        let ledger = self.world.ledger().await?;
+        let masters = self.world.masters.clone();
+        Ok(Evidence {
+            lives: lives(&masters, &load.truth(), &ledger),
+            masters,
+            links: self.world.links.clone(),
+            audits: self.world.audits().await?,
+            bus: tap.records(),
+            notes: Vec::new(),
+            spans: self.spans.clone(),
+            ledger,
+        })
+    }
+
+    /// L4 in words.
+    fn unsettled(&self) -> Vec<Finding> {
+        let differs = self.settled.iter().flat_map(|settled| &settled.differs);
+        differs
+            .map(|what| {
+                let what = what.clone();
+                Finding { law: Law::L4, at: wall(), account: None, copy: None, what }
+            })
+            .collect()
+    }
+}
+
+/// In what followers differ from their masters, and how many copies are not there.
+fn copies_that_differ(world: &World, load: &Load, ledger: &Ledger) -> (Vec<String>, u64) {
+    let mut differs = Vec::new();
+    for master in &world.masters {
+        let of_master = world.links.iter().filter(|link| link.master == master.account);
+        let links: Vec<Link> = of_master.map(|link| link.link).collect();
+        differs.extend(differences(&load.state(master.account, ledger), &links, ledger));
+    }
+    let missing = differs.iter().filter(|words| words.ends_with("found None")).count() as u64;
+    (differs, missing)
+}
+
+/// L4 in the database: every account has one owner at work, and the live pairs are the open
+/// copies.
+async fn rows_that_differ(world: &World, ledger: &Ledger) -> Done<Vec<String>> {
+    let mut db = world.database().await?;
+    let mut differs = Vec::new();
+    let accounts = sqlx::query(
+        "select a.id, a.node_id, a.lease_until > now() as leased, s.session, s.lease_token = a.lease_token as current \
+         from trading_accounts a left join account_status s on s.account_id = a.id where a.platform = 'paper' and a.enabled",
+    );
+    for row in accounts.fetch_all(&mut db).await? {
+        let (id, owner): (i64, Option<String>) = (row.try_get("id")?, row.try_get("node_id")?);
+        let session: Option<String> = row.try_get("session")?;
+        let is_current = row.try_get::<Option<bool>, _>("current")? == Some(true);
+        let is_at_work = matches!(session.as_deref(), Some("copying" | "leading")) && is_current;
+        if owner.is_none() || !row.try_get::<bool, _>("leased")? || !is_at_work {
+            differs.push(format!("account {id}: owner {owner:?}, session {session:?}"));
+        }
+    }
+    let pairs = sqlx::query(
+        "select link_id, master_ticket, follower_ticket, state from pairs where state in ('sending', 'open', 'closing')",
+    );
+    let mut rows = BTreeMap::new();
+    for row in pairs.fetch_all(&mut db).await? {
+        let key: (i64, i64) = (row.try_get("link_id")?, row.try_get("master_ticket")?);
+        let (ticket, state): (Option<i64>, String) =
+            (row.try_get("follower_ticket")?, row.try_get("state")?);
+        rows.insert(key, (ticket, state));
+    }
+    let open = open_copies(ledger);
+    let keys: BTreeSet<_> = rows.keys().chain(open.keys()).copied().collect();
+    for key in keys {
+        let wanted = open.get(&key).map(|ticket| (Some(*ticket), "open".to_owned()));
+        let found = rows.get(&key).cloned();
+        if wanted != found {
+            differs.push(format!(
+                "pair row of link and ticket {key:?}: the broker says {wanted:?}, the row {found:?}"
+            ));
+        }
+    }
+    Ok(differs)
+}
+
+/// Open copies by link and master ticket, with their number at the broker now.
+fn open_copies(ledger: &Ledger) -> BTreeMap<(i64, i64), i64> {
+    let mut open = BTreeMap::new();
+    for (_, fact) in ledger.trades() {
+        let Some((link, ticket)) = reconcile::tag::decode(&fact.comment) else { continue };
+        let key = (link.as_i64(), ticket.as_i64());
+        match fact.event {
+            TradeEventKind::Closed => drop(open.remove(&key)),
+            TradeEventKind::Opened
+            | TradeEventKind::PendingFilled
+            | TradeEventKind::Modified
+            | TradeEventKind::Reduced => {
+                open.insert(key, fact.new_ticket.unwrap_or(fact.ticket).as_i64());
+            }
+            TradeEventKind::PendingPlaced
+            | TradeEventKind::PendingModified
+            | TradeEventKind::PendingCancelled => {}
+        }
+    }
+    open
+}
+
+fn finish(
+    verdict: &mut Verdict,
+    evidence: &Evidence,
+    unsettled: &[Finding],
+    runner: &Runner<'_>,
+    folder: &Path,
+) -> Done {
+    let report = evidence.check();
+    verdict.orders = report.orders;
+    verdict.opens = report.opens;
+    verdict.duplicates = report.duplicates;
+    verdict.excused_extras = report.excused_extras;
+    verdict.min_deadline_margin_ms = report.margin_min_us.map(|us| round(us as f64 / 1_000.0));
+    verdict.takeover_s = Takeovers::of(report.takeovers);
+    verdict.missing = runner.settled.iter().map(|settled| settled.missing).sum();
+    let longest = runner.settled.iter().skip(1).map(|settled| settled.took).max();
+    verdict.longest_divergence_s = round(longest.unwrap_or_default().as_secs_f64());
+    verdict.rows_refused = rows_refused(folder)?;
+    verdict.take(&report.findings);
+    verdict.take(unsettled);
+    if !report.findings.is_empty() {
+        let mut text = String::new();
+        for finding in &report.findings {
+            text.push_str(&format!("{finding}\n"));
+            evidence.story(finding).iter().for_each(|line| text.push_str(&format!("    {line}\n")));
+        }
+        std::fs::write(folder.join("stories.txt"), text)?;
+    }
+    Ok(())
+}
+
+/// Rows that nodes were refused, by the lines they write about each.
+fn rows_refused(folder: &Path) -> Done<u64> {
+    let mut count = 0;
+    for entry in std::fs::read_dir(folder)? {
+        let path = entry?.path();
+        if path.extension().is_some_and(|extension| extension == "err") {
+            let log = std::fs::read_to_string(&path)?;
+            let refused = ["row is left out", "row is refused and dropped"];
+            count += log.lines().filter(|line| refused.iter().any(|w| line.contains(w))).count();
+        }
+    }
+    Ok(count as u64)
+}
+
+/// Tables, bus and faults, one JSON object a line, beside the logs and the ledger.
+async fn dump(world: &World, evidence: &Evidence, folder: &Path) -> Done {
+    const TABLES: &[(&str, &str)] = &[
+        (
+            "trading_accounts",
+            "select row_to_json(t)::text as row from trading_accounts t order by id",
+        ),
+        ("copy_links", "select row_to_json(t)::text as row from copy_links t order by id"),
+        (
+            "pairs",
+            "select row_to_json(t)::text as row from pairs t order by link_id, master_ticket",
+        ),
+        ("copy_events", "select row_to_json(t)::text as row from copy_events t order by at"),
+        (
+            "account_status",
+            "select row_to_json(t)::text as row from account_status t order by account_id",
+        ),
+    ];
+    let mut db = world.database().await?;
+    for (name, query) in TABLES {
+        let rows = sqlx::query(*query).fetch_all(&mut db).await?;
+        let rows: Vec<String> =
+            rows.iter().map(|row| row.try_get("row")).collect::<Result<_, _>>()?;
+        std::fs::write(folder.join(format!("{name}.jsonl")), rows.join("\n") + "\n")?;
+    }
+    for (number, audit) in evidence.audits.iter().enumerate() {
+        std::fs::write(folder.join(format!("audit-{number}.jsonl")), lines(audit)?)?;
+    }
+    std::fs::write(folder.join("bus.jsonl"), lines(&evidence.bus)?)?;
+    std::fs::write(folder.join("faults.jsonl"), lines(&evidence.spans)?)?;
+    Ok(())
+}
+
+fn lines(values: &[impl serde::Serialize]) -> Done<String> {
+    let mut text = String::new();
+    for value in values {
+        text.push_str(&serde_json::to_string(value)?);
+        text.push('\n');
+    }
+    Ok(text)
+}
+
+/// Accounts of the world, for messages.
+pub fn accounts(world: &World) -> BTreeSet<AccountId> {
+    world.links.iter().map(|link| link.link.follower).collect()
+}
