@@ -75,6 +75,7 @@ const WRITE_EVERY: &str = "LOCKSTEP_WRITE_EVERY";
 const PARALLEL_ORDERS: &str = "LOCKSTEP_PARALLEL_ORDERS";
 const METRICS_LISTEN: &str = "LOCKSTEP_METRICS_LISTEN";
 const LOG: &str = "LOCKSTEP_LOG";
+const EVENT_LOG: &str = "LOCKSTEP_EVENT_LOG";
 
 /// Every setting there is.
 pub const SETTINGS: &[Setting] = &[
@@ -179,6 +180,12 @@ pub const SETTINGS: &[Setting] = &[
         METRICS_LISTEN,
         Some("127.0.0.1:9464"),
         "address for /metrics; local only unless you say otherwise",
+    ),
+    setting(
+        EVENT_LOG,
+        Some(""),
+        "file to which every applied event, plan, order and answer is appended, one JSON object a \
+         line, for checkers; empty means none. Sessions never wait for it",
     ),
     setting(
         LOG,
@@ -330,6 +337,8 @@ pub struct NodeConfig {
     pub parallel_orders: u32,
     /// `LOCKSTEP_METRICS_LISTEN`
     pub metrics_listen: SocketAddr,
+    /// `LOCKSTEP_EVENT_LOG`; nothing where it is empty.
+    pub event_log: Option<PathBuf>,
     /// `LOCKSTEP_LOG`
     pub log: String,
 }
@@ -367,6 +376,7 @@ impl NodeConfig {
             write_every: reader.duration(WRITE_EVERY),
             parallel_orders: reader.number(PARALLEL_ORDERS, 1, 256),
             metrics_listen: reader.address(METRICS_LISTEN),
+            event_log: Some(reader.text(EVENT_LOG)).filter(|p| !p.is_empty()).map(PathBuf::from),
             log: reader.text(LOG),
         };
         // A value that could not be read has a stand-in: relations would then blame the wrong one.
@@ -422,6 +432,10 @@ impl NodeConfig {
             (WRITE_EVERY, span(&self.write_every)),
             (PARALLEL_ORDERS, self.parallel_orders.to_string()),
             (METRICS_LISTEN, self.metrics_listen.to_string()),
+            (
+                EVENT_LOG,
+                self.event_log.as_ref().map(|p| p.display().to_string()).unwrap_or_default(),
+            ),
             (LOG, self.log.clone()),
         ]
     }

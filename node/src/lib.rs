@@ -15,5 +15,6 @@ pub mod gate;
 pub mod history;
 pub mod lease;
 pub mod metrics;
+pub mod notes;
 pub mod player;
 pub mod writer;

@@ -4,14 +4,15 @@
 
 use super::metrics::names;
 use super::reading::read;
-use super::rows;
+use super::rows::{self, Owner};
 use super::session::{AccountSession, Connection, LOAD_RETRY};
 use crate::broker::{BrokerSession, NotSent, Outcome};
 use crate::clock::NodeTime;
-use crate::follower::{Attempt, Effect, Input, Record, TicketKey};
+use crate::follower::{Attempt, Effect, Grounds, Input, Record, TicketKey};
 use crate::gate::{Gate, SendPermit};
+use crate::notes::Note;
 use crate::writer::Row;
-use schemas::AccountId;
+use schemas::{AccountId, Token};
 use std::sync::Arc;
 use std::task::Poll;
 use std::time::Duration;
@@ -42,7 +43,18 @@ impl AccountSession {
                 }
                 Effect::Persist(pair) => self.persist(*pair),
                 Effect::Record(record) => self.record(*record),
-                Effect::Planned { reason, steps, held, duplicates } => {
+                Effect::Planned { link, plan, position, reason, steps, held, duplicates } => {
+                    self.note(|account, token| Note::Planned {
+                        account,
+                        token,
+                        link,
+                        plan,
+                        reason: reason.as_str(),
+                        epoch: position.0,
+                        seq: position.1,
+                        held,
+                        steps: steps.clone(),
+                    });
                     count_plan(reason, &steps, held, duplicates);
                 }
                 Effect::Restless(link) => {
@@ -82,6 +94,10 @@ impl AccountSession {
             None => {}
         }
         metrics::counter!(names::BROKER_CALLS_STARTED, "action" => request.action()).increment(1);
+        if let Some(grounds) = follower.grounds(key) {
+            let Owner { account, token } = self.owner;
+            context.notes.note(now.wall, || sent(account, token, key, attempt, grounds));
+        }
         let effects = follower.submitted(key, attempt, now);
         if let Some(own_time) = follower.own_time(key) {
             metrics::histogram!(names::OWN_TIME, "platform" => "paper", "action" => request.action())
@@ -111,6 +127,12 @@ impl AccountSession {
             }
         });
         drop(task);
+    }
+
+    /// Writes down for the event log what this tenure did.
+    pub(super) fn note(&self, note: impl FnOnce(AccountId, Token) -> Note) {
+        let Owner { account, token } = self.owner;
+        self.context.notes.note(self.context.clock.wall(), || note(account, token));
     }
 
     pub(super) fn persist(&self, pair: reconcile::Pair) {
@@ -144,6 +166,28 @@ fn permit_of_stretch(
 ) -> Option<SendPermit> {
     let permit = gate.permit(account, now, reserve).ok()?;
     (Some(permit.stretch()) == stretch).then_some(permit)
+}
+
+fn sent(
+    account: AccountId,
+    token: Token,
+    key: TicketKey,
+    attempt: Attempt,
+    grounds: Grounds,
+) -> Note {
+    Note::Sent {
+        account,
+        token,
+        attempt,
+        link: key.link,
+        ticket: key.ticket,
+        step: grounds.step,
+        reason: grounds.reason,
+        plan: grounds.plan,
+        epoch: grounds.position.0,
+        seq: grounds.position.1,
+        doubtful: grounds.doubtful,
+    }
 }
 
 /// The outcome, if it is there without waiting.

@@ -31,6 +31,7 @@ use crate::follower::{
 };
 use crate::gate::Gate;
 use crate::lease::{LeaseState, TenureKey};
+use crate::notes::{Note, Notes};
 use crate::writer::{AccountStatus, Row, Writer, store::PgRows};
 use bus::{DoubtReason, FeedMessage, Feeds};
 use futures_util::stream::{FuturesUnordered, StreamExt};
@@ -88,6 +89,8 @@ pub struct NodeContext {
     pub bus: async_nats::Client,
     /// Its writer.
     pub writer: Writer,
+    /// Its event log.
+    pub notes: Notes,
     /// Pair rows, for reading.
     pub rows: Arc<PgRows>,
     /// Accounts and links.
@@ -146,6 +149,17 @@ pub enum Ended {
     Stopped,
 }
 
+impl Ended {
+    /// The word in logs.
+    pub fn as_str(self) -> &'static str {
+        match self {
+            Ended::Drained => "drained",
+            Ended::NotDrained => "not_drained",
+            Ended::Stopped => "stopped",
+        }
+    }
+}
+
 /// One tenure that this node has gained.
 #[derive(Debug, Clone, Copy)]
 pub struct Gained {
@@ -166,7 +180,9 @@ pub fn may_be_handed_in(unanswered: usize, unwritten_rows: usize) -> bool {
 /// Runs a tenure until it ends.
 pub async fn run(context: Arc<NodeContext>, gained: Gained, control: Control) -> Ended {
     let mut session = AccountSession::new(context, gained, control);
+    session.note(|account, token| Note::TenureBegins { account, token, clean: gained.clean });
     let ended = session.run().await;
+    session.note(|account, token| Note::TenureEnds { account, token, how: ended.as_str() });
     session.leave_feeds();
     session.count_untaggable(0);
     ended
@@ -482,6 +498,7 @@ impl AccountSession {
             self.status(NETTING_WORD, Some(NETTING_DETAIL.to_owned()), true);
             return Ok(connection);
         }
+        self.note(|account, token| Note::SessionOpened { account, token });
         if let Some(follower) = &mut self.follower {
             let effects = follower.step(context.now(), Input::SessionOpened { snapshot, symbols });
             self.execute(&mut connection, effects).await;
@@ -537,6 +554,7 @@ impl AccountSession {
                     self.on_event(connection, event).await;
                 }
                 Some((key, attempt, outcome)) = connection.answers.next() => {
+                    self.note_answer(attempt, &outcome);
                     metrics::counter!(names::BROKER_CALLS_FINISHED, "outcome" => outcome_word(&outcome)).increment(1);
                     self.step(connection, Input::Answer { key, attempt, outcome }).await;
                     if self.may_move() {
@@ -660,7 +678,36 @@ impl AccountSession {
                 }
             }
         }
-        self.step(connection, Input::Feed { master, message }).await;
+        let ticket = match &message {
+            FeedMessage::Event { event, .. } => Some(event.change.ticket()),
+            FeedMessage::Snapshot(..) | FeedMessage::Doubt(_) | FeedMessage::Funds(_) => None,
+        };
+        let says_state = !matches!(message, FeedMessage::Doubt(_) | FeedMessage::Funds(_));
+        let position = |session: &Self| session.follower.as_ref().and_then(|f| f.position(master));
+        let before = position(self);
+        let now = self.context.now();
+        let Some(follower) = &mut self.follower else { return };
+        let effects = follower.step(now, Input::Feed { master, message });
+        // Before the orders that follow from it.
+        if let Some((epoch, seq)) = position(self)
+            && says_state
+            && (ticket.is_none() || before != Some((epoch, seq)))
+        {
+            self.note(|account, token| Note::Applied {
+                account,
+                token,
+                master,
+                epoch,
+                seq,
+                ticket,
+            });
+        }
+        self.execute(connection, effects).await;
+    }
+
+    fn note_answer(&self, attempt: Attempt, outcome: &Outcome) {
+        let outcome = outcome_word(outcome);
+        self.note(|account, token| Note::Answered { account, token, attempt, outcome });
     }
 
     /// A feed's task is gone: unknown until it is opened anew, and nothing is taken for quiet.
@@ -796,6 +843,7 @@ impl AccountSession {
                     self.on_event(connection, event).await;
                 }
                 Some((key, attempt, outcome)) = connection.answers.next() => {
+                    self.note_answer(attempt, &outcome);
                     self.step(connection, Input::Answer { key, attempt, outcome }).await;
                 }
                 () = tokio::time::sleep(TICK) => {

@@ -15,6 +15,7 @@ use crate::exporter;
 use crate::gate::Gate;
 use crate::lease::predecessor::{self, Boot};
 use crate::lease::{self, LeaseSettings, PostgresOwnership};
+use crate::notes::Notes;
 use crate::writer::store::PgRows;
 use crate::writer::{Writer, WriterConfig};
 use bus::{ClientSettings, FeedSettings, Feeds};
@@ -34,6 +35,8 @@ const DIRECTORY_CONNECTIONS_MAX: u32 = 4;
 const DRAIN_LIMIT: Duration = Duration::from_secs(45);
 /// How long the writer may take to write what is left.
 const WRITER_LIMIT: Duration = Duration::from_secs(10);
+/// How long the event log may take for its last lines.
+const NOTES_LIMIT: Duration = Duration::from_secs(1);
 /// Pause before listening for changed links is tried again.
 const LISTEN_RETRY: Duration = Duration::from_secs(2);
 /// Channel on which changed links are announced.
@@ -145,7 +148,14 @@ fn run_on(
         .block_on(async { database::pool(&url, "directory", DIRECTORY_CONNECTIONS_MAX) })
         .map_err(|e| CliError::missing("database", e))?;
     let feed_settings = FeedSettings { silent_after: config.stale, ..FeedSettings::default() };
+    let notes = match &config.event_log {
+        Some(path) => Notes::to_file(path, node.clone()).map_err(|error| {
+            CliError::missing(format!("LOCKSTEP_EVENT_LOG {}", path.display()), error)
+        })?,
+        None => Notes::default(),
+    };
     let feeds = Feeds::new(bus.clone(), feed_settings, hot.handle().clone());
+    let last_notes = notes.clone();
     let context = Arc::new(NodeContext {
         node,
         config,
@@ -154,6 +164,7 @@ fn run_on(
         feeds,
         bus,
         writer: writer.clone(),
+        notes,
         rows,
         directory: Directory::new(pool),
         slow: slow.handle().clone(),
@@ -177,6 +188,7 @@ fn run_on(
         Ok::<(), CliError>(())
     })?;
     drop(ticker);
+    last_notes.flush(NOTES_LIMIT);
     tracing::info!("node ended");
     Ok(())
 }

@@ -72,15 +72,18 @@ impl Follower {
 
     fn decide(&mut self, now: Now, key: TicketKey, attempt: Attempt, effects: &mut Vec<Effect>) {
         let cause = self.causes.remove(&key);
-        let (action, cause) = match self.planned.remove(&key) {
+        let (action, plan, cause) = match self.planned.remove(&key) {
             // A plan has its own time; the event is why it was not decided before.
-            Some(planned) => (self.still_good(now, key, planned), None),
-            None => (self.decide_alone(now, key), cause),
+            Some(planned) => {
+                let plan = planned.plan;
+                (self.still_good(now, key, planned), plan, None)
+            }
+            None => (self.decide_alone(now, key), None, cause),
         };
         if let Some(action) = action
             && !self.must_wait(now, key, &action)
         {
-            self.start(now, key, attempt, action, cause, effects);
+            self.start(now, key, attempt, (action, plan), cause, effects);
         }
     }
 
@@ -172,7 +175,7 @@ impl Follower {
         now: Now,
         key: TicketKey,
         attempt: Attempt,
-        mut action: CopyAction,
+        (mut action, plan): (CopyAction, Option<u64>),
         cause: Option<Cause>,
         effects: &mut Vec<Effect>,
     ) {
@@ -199,6 +202,7 @@ impl Follower {
                         attempt,
                         step,
                         rest: action,
+                        plan,
                         cause,
                         before,
                         after,
@@ -358,7 +362,8 @@ impl Follower {
         }
         self.end_if_reported(key, effects);
         if !order.rest.steps.is_empty() && !order.overtaken {
-            self.planned.insert(key, Planned { action: order.rest, at: now.node });
+            self.planned
+                .insert(key, Planned { action: order.rest, plan: order.plan, at: now.node });
         }
         // Whatever is left of it, was wished meanwhile, or is necessary after the answer.
         self.wake(now, key, None, effects);

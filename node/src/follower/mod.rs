@@ -44,5 +44,5 @@ mod tests;
 
 pub use queue::{Attempt, TicketKey};
 pub use state::{
-    AccountRead, Cause, Effect, Follower, FollowerSettings, Input, Now, Reason, Record,
+    AccountRead, Cause, Effect, Follower, FollowerSettings, Grounds, Input, Now, Reason, Record,
 };

@@ -10,7 +10,7 @@ use reconcile::{
     history_needed_since, plan, quotes_needed,
 };
 use schemas::planted::{self, Bug};
-use schemas::{AccountSnapshot, LinkId, MasterTicket, Micros};
+use schemas::{AccountSnapshot, Epoch, LinkId, MasterTicket, Micros, Seq};
 use std::collections::{BTreeMap, BTreeSet};
 
 impl Follower {
@@ -75,7 +75,7 @@ impl Follower {
             self.set_quote(quote.clone());
         }
         for (id, reason) in &reading.links {
-            self.reconcile_link(now, *id, *reason, &reading.touched, &read, effects);
+            self.reconcile_link(now, *id, *reason, &reading, &read, effects);
         }
     }
 
@@ -99,11 +99,11 @@ impl Follower {
         now: Now,
         id: LinkId,
         reason: Reason,
-        touched: &BTreeSet<TicketKey>,
+        reading: &Reading,
         read: &AccountRead,
         effects: &mut Vec<Effect>,
     ) {
-        let busy = self.busy_tickets(id, touched);
+        let busy = self.busy_tickets(id, &reading.touched);
         let other_magics = self.other_magics(id);
         let Some(link) = self.links.get(&id) else { return };
         let (Some(master), Some(view)) = (self.masters.get(&link.rules.master), &self.view) else {
@@ -127,6 +127,7 @@ impl Follower {
             now: now.wall,
             limits: &self.settings.limits,
         });
+        let position = (master.snapshot.epoch, master.snapshot.seq);
         let plan = match input {
             Ok(input) => plan(&input),
             Err(error) => {
@@ -137,7 +138,8 @@ impl Follower {
                 return;
             }
         };
-        self.execute(now, id, reason, plan, &busy, effects);
+        effects.push(summary(id, reading.id, position, reason, &plan));
+        self.execute(now, id, reading.id, plan, &busy, effects);
     }
 
     /// What a plan must not touch: orders on their way, what moved since the read began, and
@@ -154,12 +156,11 @@ impl Follower {
         &mut self,
         now: Now,
         id: LinkId,
-        reason: Reason,
+        read: u64,
         mut plan: Plan,
         busy: &BTreeSet<MasterTicket>,
         effects: &mut Vec<Effect>,
     ) {
-        effects.push(summary(reason, &plan));
         let Some(link) = self.links.get_mut(&id) else { return };
         let waits = self.settings.limits.second_look_after;
         link.read_once = true;
@@ -184,7 +185,7 @@ impl Follower {
         }
         self.resolve_unknowns(now, id, &mut plan);
         self.wait_for_notes(now, id, &plan.notes);
-        self.carry_out(now, id, plan.actions, effects);
+        self.carry_out(now, id, read, plan.actions, effects);
     }
 
     /// An order of unknown outcome is settled by a plan that has looked at its ticket and does
@@ -253,6 +254,7 @@ impl Follower {
         &mut self,
         now: Now,
         id: LinkId,
+        read: u64,
         actions: Vec<CopyAction>,
         effects: &mut Vec<Effect>,
     ) {
@@ -281,7 +283,7 @@ impl Follower {
         }
         for action in actions {
             let key = TicketKey { link: id, ticket: action.master_ticket };
-            self.planned.insert(key, Planned { action, at: now.node });
+            self.planned.insert(key, Planned { action, plan: Some(read), at: now.node });
             self.wake(now, key, None, effects);
         }
     }
@@ -298,11 +300,14 @@ fn still_open(note: &Note) -> Option<MasterTicket> {
     }
 }
 
-fn summary(reason: Reason, plan: &Plan) -> Effect {
+fn summary(link: LinkId, read: u64, position: (Epoch, Seq), reason: Reason, plan: &Plan) -> Effect {
     let steps = plan.actions.iter().flat_map(|action| &action.steps);
     let duplicates =
         steps.clone().filter(|step| matches!(step, CopyStep::CloseDuplicate { .. })).count();
     Effect::Planned {
+        link,
+        plan: read,
+        position,
         reason,
         steps: steps.map(CopyStep::as_str).collect(),
         held: plan.held.is_some(),

@@ -11,8 +11,8 @@ use reconcile::{
 };
 use schemas::planted::{self, Bug};
 use schemas::{
-    AccountId, AccountSnapshot, FollowerTicket, LinkId, Lots, Magic, MasterPending, MasterSnapshot,
-    MasterTicket, Micros, OrderRequest, Price, Quote, Symbol, SymbolSpec,
+    AccountId, AccountSnapshot, Epoch, FollowerTicket, LinkId, Lots, Magic, MasterPending,
+    MasterSnapshot, MasterTicket, Micros, OrderRequest, Price, Quote, Seq, Symbol, SymbolSpec,
 };
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::time::Duration;
@@ -200,6 +200,12 @@ pub enum Effect {
     Record(Box<Record>),
     /// A plan was made.
     Planned {
+        /// The link.
+        link: LinkId,
+        /// The read that it was made from.
+        plan: u64,
+        /// Place in the master's feed that it was made from.
+        position: (Epoch, Seq),
         /// Why.
         reason: Reason,
         /// What it does, by step.
@@ -337,6 +343,8 @@ pub(super) struct OnItsWay {
     pub(super) step: CopyStep,
     /// What is left of its action, and the action's other words.
     pub(super) rest: CopyAction,
+    /// The plan that wanted it.
+    pub(super) plan: Option<u64>,
     pub(super) cause: Option<Cause>,
     /// The pair before and after sending.
     pub(super) before: Option<Pair>,
@@ -345,6 +353,21 @@ pub(super) struct OnItsWay {
     /// The master changed since it was decided: what is left of the action is decided anew.
     pub(super) overtaken: bool,
     pub(super) own_time: Option<Duration>,
+}
+
+/// What an order was decided from, for whoever checks it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Grounds {
+    /// What it is for.
+    pub step: &'static str,
+    /// Why, where there is more than one reason for such a step.
+    pub reason: Option<&'static str>,
+    /// The plan that wanted it: the number of its read. Nothing if an event was followed at once.
+    pub plan: Option<u64>,
+    /// Place in the master's feed.
+    pub position: (Epoch, Seq),
+    /// The feed is in doubt.
+    pub doubtful: bool,
 }
 
 /// A read of the account that runs.
@@ -360,6 +383,8 @@ pub(super) struct Reading {
 #[derive(Debug)]
 pub(super) struct Planned {
     pub(super) action: CopyAction,
+    /// The plan: the number of its read.
+    pub(super) plan: Option<u64>,
     /// When it was decided: its prices are of that time.
     pub(super) at: NodeTime,
 }
@@ -468,6 +493,24 @@ impl Follower {
             recent: VecDeque::new(),
         };
         self.links.insert(link, state);
+    }
+
+    /// Where it stands in a master's feed.
+    pub fn position(&self, master: AccountId) -> Option<(Epoch, Seq)> {
+        self.masters.get(&master).map(|master| (master.snapshot.epoch, master.snapshot.seq))
+    }
+
+    /// What an order on its way was decided from.
+    pub fn grounds(&self, key: TicketKey) -> Option<Grounds> {
+        let order = self.on_their_way.get(&key)?;
+        let master = self.masters.get(&self.links.get(&key.link)?.rules.master)?;
+        Some(Grounds {
+            step: order.step.as_str(),
+            reason: order.step.reason(),
+            plan: order.plan,
+            position: (master.snapshot.epoch, master.snapshot.seq),
+            doubtful: master.doubtful,
+        })
     }
 
     /// The masters whose feeds this follower needs.

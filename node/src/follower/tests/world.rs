@@ -318,7 +318,7 @@ impl World {
                 Effect::AskMaster { reason, .. } => self.asked.push(reason),
                 Effect::Persist(pair) => self.persist(*pair),
                 Effect::Record(record) => self.records.push(*record),
-                Effect::Planned { reason, steps, held, duplicates } => {
+                Effect::Planned { reason, steps, held, duplicates, .. } => {
                     self.plans.push((reason, steps, held, duplicates));
                 }
                 Effect::Restless(_) => self.restless += 1,
