@@ -78,7 +78,7 @@ pub async fn run(world: &World, wisher: &Wisher, fault: Fault) -> Done<Span> {
         }
         Kind::Kill => kill(node, fault.lasts).await?,
         Kind::HandOver => hand_over(node, fault.lasts).await?,
-        Kind::Twin => twin(node, fault).await?,
+        Kind::Twin => twin(world, node, fault).await?,
         Kind::MasterCut => {
             let mode = [FaultMode::BlackHole, FaultMode::Refuse][pick(fault, 2)];
             hold(&world.masters_bus.iter().collect::<Vec<_>>(), mode, fault.lasts).await?;
@@ -186,9 +186,9 @@ async fn hand_over(node: &NodeSite, lasts: Duration) -> Done {
     Ok(node.process.restart()?)
 }
 
-async fn twin(node: &NodeSite, fault: Fault) -> Done {
+async fn twin(world: &World, node: &NodeSite, fault: Fault) -> Done {
     let number = (fault.dice % 100_000) as usize;
-    let twin = node.start_twin(number)?;
+    let twin = node.start_twin(&world.folder, number)?;
     tokio::time::sleep(fault.lasts).await;
     if fault.dice.is_multiple_of(2) {
         twin.terminate()?;

@@ -1,18 +1,18 @@
 //! Rounds: calm, faults under load, mending, and the settle check (L4); then the verdict.
 
+use super::check::nodes::NodeNote;
 use super::check::{Evidence, Finding, Law, lives};
 use super::faults::{self, Span};
 use super::load::{Load, Pace};
 use super::schedule::{Kind, Schedule};
 use super::tap::Tap;
 use super::verdict::{Takeovers, Verdict, round};
-use super::world::World;
+use super::world::{NOTES_SUFFIX, World};
 use super::{Done, timing};
 use crate::oracle::{Link, differences};
 use crate::world::wall;
 use futures_util::future::try_join_all;
 use paper::ledger::{Ledger, TradeEventKind};
-use schemas::AccountId;
 use sqlx::Row;
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
@@ -88,6 +88,20 @@ pub async fn run(settings: Settings, say: impl Fn(&str)) -> Done<Verdict> {
     Ok(verdict)
 }
 
+/// What all nodes noted. A line that a killed process left unfinished is left out, with what
+/// follows on it.
+fn read_notes(folder: &Path) -> Done<Vec<NodeNote>> {
+    let mut notes = Vec::new();
+    for entry in std::fs::read_dir(folder)? {
+        let path = entry?.path();
+        if path.to_string_lossy().ends_with(NOTES_SUFFIX) {
+            let text = std::fs::read_to_string(&path)?;
+            notes.extend(text.lines().filter_map(|line| serde_json::from_str(line).ok()));
+        }
+    }
+    Ok(notes)
+}
+
 /// How one settle check ended.
 #[derive(Debug)]
 struct Settled {
@@ -153,7 +167,7 @@ impl Runner<'_> {
             links: self.world.links.clone(),
             audits: self.world.audits().await?,
             bus: tap.records(),
-            notes: Vec::new(),
+            notes: read_notes(&self.world.folder)?,
             spans: self.spans.clone(),
             ledger,
         })
@@ -332,9 +346,4 @@ fn lines(values: &[impl serde::Serialize]) -> Done<String> {
         text.push('\n');
     }
     Ok(text)
-}
-
-/// Accounts of the world, for messages.
-pub fn accounts(world: &World) -> BTreeSet<AccountId> {
-    world.links.iter().map(|link| link.link.follower).collect()
 }

@@ -46,6 +46,9 @@ const QUOTE_EVERY: Duration = Duration::from_millis(400);
 /// A server in lame duck waits so long, and then closes a client a second.
 const NATS_SETTINGS: &str = "lame_duck_duration: \"30s\"\nlame_duck_grace_period: \"500ms\"\n";
 
+/// How the name of an event log ends.
+pub(super) const NOTES_SUFFIX: &str = "events.jsonl";
+
 /// A node and its ways to the rest.
 #[derive(Debug)]
 pub struct NodeSite {
@@ -69,8 +72,10 @@ impl NodeSite {
     }
 
     /// A second process of the same name.
-    pub fn start_twin(&self, number: usize) -> Done<ManagedProcess> {
-        Ok(self.spec.clone().named(format!("{}-twin-{number}", self.name)).start()?)
+    pub fn start_twin(&self, folder: &Path, number: usize) -> Done<ManagedProcess> {
+        let name = format!("{}-twin-{number}", self.name);
+        let notes = notes_path(folder, &name);
+        Ok(self.spec.clone().named(name).env("LOCKSTEP_EVENT_LOG", notes).start()?)
     }
 }
 
@@ -225,6 +230,11 @@ impl World {
     }
 }
 
+/// The event log of a node.
+fn notes_path(folder: &Path, name: &str) -> PathBuf {
+    folder.join(format!("{name}.{NOTES_SUFFIX}"))
+}
+
 fn node_name(number: usize) -> String {
     format!("chaos-{}", number + 1)
 }
@@ -376,6 +386,7 @@ async fn start_node(
         .env("LOCKSTEP_NATS_URLS", bus_urls(&bus).join(","))
         .env("LOCKSTEP_NODE_NAME", &name)
         .env("LOCKSTEP_METRICS_LISTEN", "127.0.0.1:0")
+        .env("LOCKSTEP_EVENT_LOG", notes_path(folder, &name))
         .env("LOCKSTEP_LOG", "info,async_nats=warn,sqlx=error");
     let process = spec.clone().start()?;
     Ok(NodeSite { name, process, database, bus, broker, spec })
