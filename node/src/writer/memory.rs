@@ -41,6 +41,7 @@ pub struct Tables {
     pub statuses: BTreeMap<AccountId, AccountStatus>,
     events: BTreeMap<uuid::Uuid, CopyEvent>,
     is_away: bool,
+    timeline: u32,
 }
 
 impl MemoryDatabase {
@@ -67,6 +68,19 @@ impl MemoryDatabase {
     /// Takes the database away, or gives it back.
     pub fn set_away(&self, is_away: bool) {
         self.tables.lock().is_away = is_away;
+    }
+
+    /// What a replica has that hears nothing from now on.
+    pub fn replica(&self) -> MemoryDatabase {
+        MemoryDatabase { tables: Arc::new(Mutex::new(self.tables.lock().clone())) }
+    }
+
+    /// A replica takes the place of this server, on a timeline of its own.
+    pub fn promote(&self, replica: &MemoryDatabase) {
+        let replica = replica.tables.lock().clone();
+        let mut tables = self.tables.lock();
+        let timeline = tables.timeline + 1;
+        *tables = Tables { timeline, ..replica };
     }
 
     /// Every stored pair, by id.
@@ -110,6 +124,10 @@ impl RowSink for MemoryRows {
         let tables = self.database.tables.lock();
         tables.check_reached()?;
         Ok(tables.load_pairs(follower))
+    }
+
+    fn timeline(&self) -> Option<u32> {
+        Some(self.database.tables.lock().timeline)
     }
 
     async fn prepare(&self) -> Result<(), WriteError> {

@@ -14,17 +14,20 @@
 //! 3. One statement at a time: a newer version of a row never overtakes an older one.
 //! 4. A row that is refused costs only itself; its content is logged and it is counted.
 //! 5. At shutdown pairs go first, then status, then events.
+//! 6. What was written in the last minutes is written again when a replica was promoted, which
+//!    may lack it.
 //!
 //! Not covered: rows of a process that dies; the next owner finds what they said at the broker.
 //!
-//! Parts: `rows` is the data, `batch` decides, `store` is the SQL, `memory` the same without a
-//! database, `task` the loop.
+//! Parts: `rows` is the data, `batch` and `recent` decide, `store` is the SQL, `memory` the same
+//! without a database, `task` the loop.
 
 pub mod batch;
 mod error;
 mod load;
 pub mod memory;
 pub mod metrics;
+mod recent;
 mod rows;
 pub mod store;
 mod task;
@@ -111,6 +114,10 @@ pub trait RowSink: Send + Sync + 'static {
         &self,
         follower: AccountId,
     ) -> impl Future<Output = Result<LoadedPairs, WriteError>> + Send;
+
+    /// Timeline of the server that took the last batch; another one was promoted, and may lack
+    /// what the one before had taken. Nothing where the server does not say.
+    fn timeline(&self) -> Option<u32>;
 
     /// Makes room for what comes: partitions ahead of time.
     fn prepare(&self) -> impl Future<Output = Result<(), WriteError>> + Send;

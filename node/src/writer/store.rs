@@ -32,6 +32,7 @@ use sqlx::postgres::{PgConnectOptions, PgConnection};
 use sqlx::{Postgres, Row as _, postgres::PgArguments, query::Query};
 use std::collections::BTreeSet;
 use std::future::Future;
+use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::Duration;
 use uuid::Uuid;
 
@@ -283,6 +284,8 @@ pub struct PgRows {
     node: NodeId,
     writing: tokio::sync::Mutex<Option<PgConnection>>,
     reading: tokio::sync::Mutex<Option<PgConnection>>,
+    /// Of the server behind `writing`; 0 where it does not say.
+    timeline: AtomicU32,
 }
 
 impl PgRows {
@@ -295,7 +298,8 @@ impl PgRows {
                 ("lock_timeout", SERVER_LOCK_LIMIT_MS.to_string()),
             ])
             .disable_statement_logging();
-        Self { options, node, writing: Default::default(), reading: Default::default() }
+        let (writing, reading, timeline) = Default::default();
+        Self { options, node, writing, reading, timeline }
     }
 
     /// Runs one operation on the connection of a slot.
@@ -314,7 +318,7 @@ impl PgRows {
         let attempt = async {
             let connection = match held {
                 Some(connection) => connection,
-                None => self.options.connect().await.map_err(fault)?,
+                None => self.connect().await?,
             };
             Ok(operation(connection).await)
         };
@@ -325,6 +329,22 @@ impl PgRows {
             *slot = Some(connection);
         }
         result
+    }
+}
+
+impl PgRows {
+    async fn connect(&self) -> Result<PgConnection, WriteError> {
+        let mut connection = self.options.connect().await.map_err(fault)?;
+        // Some managed servers do not offer these functions: then there is no timeline to watch.
+        let timeline: Option<i32> = sqlx::query_scalar(
+            "select ('x' || substr(pg_walfile_name(pg_current_wal_lsn()), 1, 8))::bit(32)::int",
+        )
+        .fetch_one(&mut connection)
+        .await
+        .unwrap_or(None);
+        let timeline = timeline.and_then(|number| u32::try_from(number).ok()).unwrap_or(0);
+        self.timeline.store(timeline, Ordering::Relaxed);
+        Ok(connection)
     }
 }
 
@@ -366,6 +386,10 @@ impl RowSink for PgRows {
                 return Ok(load::joined(live, ended));
             }
         }
+    }
+
+    fn timeline(&self) -> Option<u32> {
+        Some(self.timeline.load(Ordering::Relaxed)).filter(|timeline| *timeline > 0)
     }
 
     async fn prepare(&self) -> Result<(), WriteError> {

@@ -3,9 +3,10 @@
 //! One task, on the runtime for slow work; one statement at a time. A batch that is being sent
 //! belongs to the loop and goes back into the queue unless the database judged it.
 
-use super::batch::{Batch, Entry, Next, retry_delay};
+use super::batch::{Batch, Entry, Next, Pushed, retry_delay};
 use super::error::WriteError;
 use super::metrics::{self, RowEnd};
+use super::recent::Recent;
 use super::rows::RowKind;
 use super::{RowOutcome, RowSink, Shared};
 use std::sync::Arc;
@@ -45,6 +46,7 @@ pub struct WriterTask {
     failures: u32,
     not_before: Instant,
     has_deployment_fault: bool,
+    recent: Recent,
 }
 
 impl WriterTask {
@@ -63,6 +65,7 @@ impl WriterTask {
             failures: 0,
             not_before,
             has_deployment_fault: false,
+            recent: Recent::default(),
         }
     }
 
@@ -133,6 +136,7 @@ impl WriterTask {
             match (result, next) {
                 (Ok(outcomes), _) => {
                     self.is_well_again();
+                    self.write_again(sink.timeline());
                     self.settle(part, outcomes);
                 }
                 (Err(_), Some(Next::SplitRows)) => {
@@ -169,7 +173,27 @@ impl WriterTask {
         (result, started.elapsed())
     }
 
-    fn settle(&self, batch: Batch, outcomes: Vec<RowOutcome>) {
+    /// Puts back what the server may have lost with its predecessor.
+    fn write_again(&mut self, timeline: Option<u32>) {
+        let lost = self.recent.lost(timeline);
+        if lost.is_empty() {
+            return;
+        }
+        tracing::warn!(
+            ?timeline,
+            rows = lost.len(),
+            "another database server: recent rows are written again"
+        );
+        let now = Instant::now();
+        let mut queue = self.shared.queue.lock();
+        for row in lost {
+            if let Pushed::Full(row) = queue.push(row, now) {
+                metrics::row(row.kind(), RowEnd::Full);
+            }
+        }
+    }
+
+    fn settle(&mut self, batch: Batch, outcomes: Vec<RowOutcome>) {
         let kind = batch.kind();
         assert_eq!(batch.len(), outcomes.len(), "a sink answers for every row");
         let now = Instant::now();
@@ -185,6 +209,8 @@ impl WriterTask {
             metrics::row_waited(kind, now - entry.since);
             if matches!(outcome, RowOutcome::NotOwner | RowOutcome::Ended) {
                 left_out.push((entry, outcome));
+            } else {
+                self.recent.keep(entry.row, now);
             }
         }
         drop(queue);

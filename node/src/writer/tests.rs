@@ -106,6 +106,47 @@ fn start(database: &MemoryDatabase) -> (Writer, JoinHandle<()>) {
     (writer, tokio::spawn(task.run(sink)))
 }
 
+/// Writes a row and waits until it is durable.
+async fn written(writer: &Writer, row: Row) {
+    writer.push(row);
+    writer.flush_account(account(11)).await.unwrap();
+}
+
+#[tokio::test(start_paused = true)]
+async fn rows_that_a_promoted_replica_lacks_are_written_again() {
+    let database = database();
+    let (writer, _task) = start(&database);
+    written(&writer, Row::Pair(pair(1, PairState::Open, Some(5), 1))).await;
+    let replica = database.replica();
+    written(&writer, Row::Pair(pair(1, PairState::Closed, Some(5), 2))).await;
+    written(&writer, Row::Pair(pair(2, PairState::Open, Some(6), 1))).await;
+    written(&writer, Row::CopyEvent(event(1))).await;
+    let before = (database.pairs(), database.events());
+
+    database.promote(&replica);
+    assert_eq!((database.pairs().len(), database.events().len()), (1, 0));
+    // Anything that is written shows that the server is another one.
+    written(&writer, Row::AccountStatus(status("copying"))).await;
+    writer.flush_account(account(11)).await.unwrap();
+    assert_eq!((database.pairs(), database.events()), before);
+}
+
+#[tokio::test(start_paused = true)]
+async fn rows_are_not_kept_for_ever_to_be_written_again() {
+    let database = database();
+    let (writer, _task) = start(&database);
+    let replica = database.replica();
+    written(&writer, Row::Pair(pair(1, PairState::Open, Some(5), 1))).await;
+    tokio::time::sleep(super::recent::RECENT_FOR + SECOND).await;
+    written(&writer, Row::Pair(pair(2, PairState::Open, Some(6), 1))).await;
+    database.promote(&replica);
+    written(&writer, Row::AccountStatus(status("copying"))).await;
+    writer.flush_account(account(11)).await.unwrap();
+    let tickets: Vec<u64> =
+        database.pairs().iter().map(|row| row.pair.master_ticket.get()).collect();
+    assert_eq!(tickets, [2]);
+}
+
 #[test]
 fn sqlstates_decide_what_is_dropped_kept_and_sent_again() {
     // (SQLSTATE, what it is, many rows, one row)
@@ -384,6 +425,10 @@ impl RowSink for SlowRows {
 
     async fn load_pairs(&self, follower: AccountId) -> Result<LoadedPairs, WriteError> {
         self.0.load_pairs(follower).await
+    }
+
+    fn timeline(&self) -> Option<u32> {
+        None
     }
 
     async fn prepare(&self) -> Result<(), WriteError> {

@@ -42,6 +42,15 @@ async fn wait_until(what: &str, world: &PostgresWorld, sql: &'static str, wanted
 }
 
 #[tokio::test]
+async fn the_server_says_its_timeline_once_something_was_written() {
+    let world = PostgresWorld::start().await;
+    let rows = world.rows("a");
+    assert_eq!(rows.timeline(), None);
+    assert_eq!(rows.persist(&open(11, 1)).await.unwrap(), [Written]);
+    assert_eq!(rows.timeline(), Some(1));
+}
+
+#[tokio::test]
 async fn claim_between_fence_check_and_commit_passes_the_account_over() {
     let world = PostgresWorld::start().await;
     let mut old_owner = begin(&world).await;
