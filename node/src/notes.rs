@@ -80,6 +80,8 @@ pub enum Note {
         link: LinkId,
         /// The read; one read may serve the plans of several links.
         plan: u64,
+        /// When that read began.
+        begun_us: Micros,
         /// Why.
         reason: &'static str,
         /// The place in the master's feed that it was made from.

@@ -43,12 +43,22 @@ impl AccountSession {
                 }
                 Effect::Persist(pair) => self.persist(*pair),
                 Effect::Record(record) => self.record(*record),
-                Effect::Planned { link, plan, position, reason, steps, held, duplicates } => {
+                Effect::Planned {
+                    link,
+                    plan,
+                    begun,
+                    position,
+                    reason,
+                    steps,
+                    held,
+                    duplicates,
+                } => {
                     self.note(|account, token| Note::Planned {
                         account,
                         token,
                         link,
                         plan,
+                        begun_us: begun,
                         reason: reason.as_str(),
                         epoch: position.0,
                         seq: position.1,

@@ -51,7 +51,7 @@ impl Follower {
         }
         self.reads += 1;
         let id = self.reads;
-        self.reading = Some(Reading { id, links, touched: BTreeSet::new() });
+        self.reading = Some(Reading { id, begun: now.wall, links, touched: BTreeSet::new() });
         effects.push(Effect::Read { id, since, symbols });
     }
 
@@ -138,7 +138,7 @@ impl Follower {
                 return;
             }
         };
-        effects.push(summary(id, reading.id, position, reason, &plan));
+        effects.push(summary(id, reading, position, reason, &plan));
         self.execute(now, id, reading.id, plan, &busy, effects);
     }
 
@@ -300,13 +300,20 @@ fn still_open(note: &Note) -> Option<MasterTicket> {
     }
 }
 
-fn summary(link: LinkId, read: u64, position: (Epoch, Seq), reason: Reason, plan: &Plan) -> Effect {
+fn summary(
+    link: LinkId,
+    reading: &Reading,
+    position: (Epoch, Seq),
+    reason: Reason,
+    plan: &Plan,
+) -> Effect {
     let steps = plan.actions.iter().flat_map(|action| &action.steps);
     let duplicates =
         steps.clone().filter(|step| matches!(step, CopyStep::CloseDuplicate { .. })).count();
     Effect::Planned {
         link,
-        plan: read,
+        plan: reading.id,
+        begun: reading.begun,
         position,
         reason,
         steps: steps.map(CopyStep::as_str).collect(),

@@ -204,6 +204,8 @@ pub enum Effect {
         link: LinkId,
         /// The read that it was made from.
         plan: u64,
+        /// When that read began.
+        begun: Micros,
         /// Place in the master's feed that it was made from.
         position: (Epoch, Seq),
         /// Why.
@@ -374,6 +376,7 @@ pub struct Grounds {
 #[derive(Debug)]
 pub(super) struct Reading {
     pub(super) id: u64,
+    pub(super) begun: Micros,
     pub(super) links: BTreeMap<LinkId, Reason>,
     /// What was touched since the read began: the plan leaves it alone.
     pub(super) touched: BTreeSet<TicketKey>,

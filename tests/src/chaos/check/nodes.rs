@@ -14,8 +14,8 @@ use std::time::Duration;
 
 /// L6: so many reconciles of a link in the window.
 const RECONCILES_MAX: usize = 3;
-/// L6: ten seconds from begin to begin, less what a read may take: plans are noted at its end.
-const RECONCILE_WINDOW: Duration = Duration::from_millis(8_000);
+/// L6: ten seconds from begin to begin, less what two clocks of one machine may differ by.
+const RECONCILE_WINDOW: Duration = Duration::from_millis(9_900);
 /// The last notes of a process that was killed are lost.
 const LOST_AT_KILL: Duration = Duration::from_secs(1);
 
@@ -94,6 +94,7 @@ pub struct PlanNote {
     pub token: i64,
     pub link: LinkId,
     pub plan: u64,
+    pub begun_us: Micros,
     pub reason: String,
     pub epoch: u64,
     pub seq: u64,
@@ -155,7 +156,7 @@ pub(super) fn check(evidence: &Evidence, report: &mut Report) {
             Noted::Planned(plan) => {
                 let stale = told.plan(evidence, plan);
                 find(report, Law::S12, note, account, None, stale);
-                let storm = told.reconcile(plan.link, note.at_us);
+                let storm = told.reconcile(plan.link, plan.begun_us);
                 find(report, Law::L6, note, account, None, storm);
             }
             Noted::Sent(sent) => {

@@ -547,6 +547,7 @@ mod notes {
             token: 3,
             link: LinkId::new(1).unwrap(),
             plan,
+            begun_us: at(seconds),
             reason: "feed".to_owned(),
             epoch: 1,
             seq,
