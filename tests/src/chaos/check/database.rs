@@ -18,6 +18,9 @@ struct Claim {
     token: i64,
 }
 
+/// When a renewal was committed, and until when it leased.
+type Renewal = (Micros, Micros);
+
 pub(super) fn check(evidence: &Evidence, report: &mut Report) {
     for rows in &evidence.audits {
         pairs(rows, report);
@@ -121,7 +124,7 @@ fn leases(rows: &[AuditRow], report: &mut Report) {
 /// S1 and S2 by the leases: a request under a token arrives while the database says that the
 /// token's lease goes on for at least the fence.
 fn arrivals(evidence: &Evidence, report: &mut Report) {
-    let mut leases: BTreeMap<(i64, i64, &str), Vec<(Micros, Micros)>> = BTreeMap::new();
+    let mut leases: BTreeMap<(i64, i64, &str), Vec<Renewal>> = BTreeMap::new();
     for row in evidence.audits.iter().flatten() {
         if let AuditFact::Lease { account, after, until: Some(until), .. } = &row.fact
             && let Some(node) = &after.node

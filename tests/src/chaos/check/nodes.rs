@@ -327,8 +327,7 @@ fn was_killed(evidence: &Evidence, node: &str, at: Micros) -> bool {
 
 /// S20: at a release every order of the tenure was answered.
 fn releases_with_orders_out(evidence: &Evidence, report: &mut Report) {
-    let mut orders: BTreeMap<(&str, AccountId, i64), BTreeMap<u64, (Micros, Option<Micros>)>> =
-        BTreeMap::new();
+    let mut orders: BTreeMap<Tenure<'_>, BTreeMap<u64, (Micros, Option<Micros>)>> = BTreeMap::new();
     for note in &evidence.notes {
         match &note.what {
             Noted::Sent(sent) => {
