@@ -5,7 +5,7 @@
 
 use clap::Parser;
 use lockstep_tests::chaos::run::{Settings, run};
-use lockstep_tests::chaos::schedule::{KINDS, Kind, rounds_for_every_kind};
+use lockstep_tests::chaos::schedule::{KINDS, Kind, ROUNDS_FOR_EVERY_KIND};
 use lockstep_tests::world::wall;
 use std::process::ExitCode;
 use std::time::Duration;
@@ -48,7 +48,7 @@ fn main() -> ExitCode {
         for kind in KINDS {
             println!("{:<18} {}", kind.word(), kind.meaning());
         }
-        println!("each comes once in {} rounds at the latest", rounds_for_every_kind());
+        println!("each comes once in {ROUNDS_FOR_EVERY_KIND} rounds at the latest");
         return ExitCode::SUCCESS;
     }
     if args.minutes == 0 {

@@ -3,13 +3,14 @@
 //! Each fault is one function that breaks, waits and mends. What was broken when is kept as
 //! [`Span`]s for the checker, which allows nothing outside them.
 
+mod broker;
+
 use super::load::{Wish, Wisher};
 use super::schedule::{Fault, Kind};
-use super::world::{ANSWER_DELAY_MS, NodeSite, ROLE, World};
+use super::world::{NodeSite, ROLE, World};
 use super::{Done, audit, timing};
 use crate::world::wall;
 use devstack::{DevstackError, Direction, FaultMode, FaultProxy};
-use paper::faults::SettingsChange;
 use schemas::Micros;
 use serde::Serialize;
 use sqlx::{AssertSqlSafe, Connection, Row};
@@ -21,8 +22,6 @@ const END_LIMIT: Duration = Duration::from_secs(20);
 const LAME_DUCK_LIMIT: Duration = Duration::from_secs(45);
 /// The nodes' sessions at a primary that is cut off end within this.
 const SESSIONS_LIMIT: Duration = Duration::from_secs(10);
-/// Answers that come later than any call may take.
-const LATE_ANSWER: Duration = Duration::from_millis(timing::CALL_LIMIT.as_millis() as u64 + 1_000);
 /// Between two resets.
 const RESET_EVERY: Duration = Duration::from_millis(900);
 
@@ -105,7 +104,13 @@ pub async fn run(world: &World, wisher: &Wisher, fault: Fault) -> Done<Span> {
         Kind::Promote => promote(world, fault.lasts).await?,
         Kind::LockRow => lock_row(world, fault).await?,
         Kind::RevokeWrites => revoke_writes(world, fault.lasts).await?,
-        Kind::LateAnswers => late_answers(world, fault.lasts).await?,
+        Kind::LateAnswers
+        | Kind::LostAnswers
+        | Kind::LostRequests
+        | Kind::LateDelivery
+        | Kind::UnsyncedLists
+        | Kind::Kicks
+        | Kind::Requotes => broker::run(world, fault).await?,
         Kind::BurstInTakeover => burst_in_takeover(node, wisher, fault).await?,
     }
     Ok(span(fault, node, from))
@@ -113,22 +118,15 @@ pub async fn run(world: &World, wisher: &Wisher, fault: Fault) -> Done<Span> {
 
 fn span(fault: Fault, node: &NodeSite, from: Micros) -> Span {
     let longest = timing::FENCE + timing::SETTLE;
-    let can_delay = matches!(fault.kind, Kind::FreezeLong) && fault.lasts > longest;
-    let of_node = !matches!(
-        fault.kind,
-        Kind::MasterCut
-            | Kind::NatsKill
-            | Kind::NatsFreeze
-            | Kind::LameDuck
-            | Kind::Promote
-            | Kind::LockRow
-            | Kind::RevokeWrites
-            | Kind::LateAnswers
-    );
+    let holds = match fault.kind {
+        Kind::FreezeLong => fault.lasts,
+        Kind::LateDelivery => broker::longest_delivery(fault),
+        _ => Duration::ZERO,
+    };
     Span {
         kind: fault.kind.word(),
-        node: of_node.then(|| node.name.clone()),
-        excuses_extra: can_delay,
+        node: fault.kind.touches_node().then(|| node.name.clone()),
+        excuses_extra: holds > longest,
         from,
         until: wall(),
     }
@@ -260,14 +258,6 @@ async fn revoke_writes(world: &World, lasts: Duration) -> Done {
         sqlx::raw_sql(AssertSqlSafe(statement)).execute(&mut db).await?;
         tokio::time::sleep(wait).await;
     }
-    Ok(())
-}
-
-async fn late_answers(world: &World, lasts: Duration) -> Done {
-    let delay = |ms: u64| SettingsChange { answer_delay_ms: Some(ms), ..Default::default() };
-    world.driver.settings(delay(LATE_ANSWER.as_millis() as u64)).await?;
-    tokio::time::sleep(lasts).await;
-    world.driver.settings(delay(ANSWER_DELAY_MS)).await?;
     Ok(())
 }
 

@@ -253,7 +253,8 @@ fn open_copies(ledger: &Ledger) -> BTreeMap<(i64, i64), i64> {
             | TradeEventKind::Reduced => {
                 open.insert(key, fact.new_ticket.unwrap_or(fact.ticket).as_i64());
             }
-            TradeEventKind::PendingPlaced
+            TradeEventKind::Added
+            | TradeEventKind::PendingPlaced
             | TradeEventKind::PendingModified
             | TradeEventKind::PendingCancelled => {}
         }

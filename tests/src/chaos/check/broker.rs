@@ -44,16 +44,20 @@ struct Made<'a> {
 
 pub(super) fn check(evidence: &Evidence, report: &mut Report) {
     let mut walk = Walk::default();
+    let mut arrivals: Vec<_> = evidence.ledger.orders().collect();
+    arrivals.sort_by_key(|(_, request, _)| request.arrival);
+    for (row, request, meta) in arrivals {
+        report.orders += 1;
+        walk.tokens(evidence, report, arrived_at(row, request), request, meta);
+    }
     let mut sender = None;
     for row in evidence.ledger.rows() {
         match &row.fact {
-            Fact::Login(_) => {}
+            Fact::Login(_) | Fact::Ended(_) | Fact::Lost(_) => {}
             Fact::Request(request) => {
                 sender = request.meta.as_ref().map(|meta| meta.node.as_str());
-                if let Some(meta) = &request.meta {
-                    report.orders += 1;
-                    walk.tokens(evidence, report, row, request, meta);
-                    walk.causes(evidence, report, row, request);
+                if request.meta.is_some() {
+                    walk.causes(evidence, report, sent_at(row, request), request);
                 }
             }
             Fact::Trade(trade) => walk.trade(evidence, report, row, trade, sender),
@@ -63,22 +67,35 @@ pub(super) fn check(evidence: &Evidence, report: &mut Report) {
     walk.extras(evidence, report);
 }
 
+/// When the broker read it from its socket. A row is written when an order is carried out, which
+/// a fault may delay.
+pub(super) fn sent_at(row: &LedgerRow, request: &RequestFact) -> Micros {
+    earlier(row, request.sent_mono_us)
+}
+
+fn arrived_at(row: &LedgerRow, request: &RequestFact) -> Micros {
+    earlier(row, request.arrived_mono_us)
+}
+
+fn earlier(row: &LedgerRow, mono_us: u64) -> Micros {
+    Micros(row.at_us.0 - row.at_mono_us.saturating_sub(mono_us) as i64)
+}
+
 impl<'a> Walk<'a> {
-    /// S1 and S2.
+    /// S1 and S2, in the order of arrival.
     fn tokens(
         &mut self,
         evidence: &Evidence,
         report: &mut Report,
-        row: &LedgerRow,
+        at: Micros,
         request: &RequestFact,
         meta: &'a OrderMeta,
     ) {
         let account = request.account;
         let node = meta.node.as_str();
-        let find =
-            |law, what| Finding { law, at: row.at_us, account: Some(account), copy: None, what };
+        let find = |law, what| Finding { law, at, account: Some(account), copy: None, what };
         let highest = self.highest.entry(account).or_insert(meta.token);
-        if meta.token < *highest && !evidence.excuses(node, row.at_us) {
+        if meta.token < *highest && !evidence.excuses(node, at) {
             let what = format!("{node} sent under token {} after token {highest}", meta.token);
             report.findings.push(find(Law::S1, what));
         }
@@ -88,7 +105,7 @@ impl<'a> Walk<'a> {
             let what = format!("{node} and {holder} both sent under token {}", meta.token);
             report.findings.push(find(Law::S1, what));
         }
-        if meta.deadline_margin_us < 0 && !evidence.excuses(node, row.at_us) {
+        if meta.deadline_margin_us < 0 && !evidence.excuses(node, at) {
             let late = -meta.deadline_margin_us;
             report
                 .findings
@@ -97,14 +114,7 @@ impl<'a> Walk<'a> {
     }
 
     /// S5 to S7: an order has a cause.
-    fn causes(
-        &self,
-        evidence: &Evidence,
-        report: &mut Report,
-        row: &LedgerRow,
-        request: &RequestFact,
-    ) {
-        let at = row.at_us;
+    fn causes(&self, evidence: &Evidence, report: &mut Report, at: Micros, request: &RequestFact) {
         let account = Some(request.account);
         let find = |law, copy, what: String| Finding { law, at, account, copy: Some(copy), what };
         match &request.instruction {
@@ -116,10 +126,9 @@ impl<'a> Walk<'a> {
                 };
                 let copy = (link, ticket.get());
                 if matches!(request.reply, OrderReply::Done(_))
-                    && self
-                        .made
-                        .get(&copy)
-                        .is_some_and(|made| made.iter().any(|m| m.closed_at.is_some()))
+                    && self.made.get(&copy).is_some_and(|made| {
+                        made.iter().any(|m| m.closed_at.is_some_and(|closed| closed < at))
+                    })
                 {
                     report.findings.push(find(
                         Law::S5,
@@ -217,6 +226,7 @@ impl<'a> Walk<'a> {
                 }
             }
             TradeEventKind::Modified
+            | TradeEventKind::Added
             | TradeEventKind::PendingPlaced
             | TradeEventKind::PendingModified
             | TradeEventKind::PendingCancelled

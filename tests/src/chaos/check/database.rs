@@ -1,5 +1,6 @@
 //! S9, S10, S16, S20 and L1 from what was committed; S1 to S3 once more, from the leases.
 
+use super::broker::sent_at;
 use super::{Evidence, Finding, Law, Report, is_of};
 use crate::chaos::audit::{AuditFact, AuditRow, PairWrite};
 use crate::chaos::timing;
@@ -135,25 +136,27 @@ fn arrivals(evidence: &Evidence, report: &mut Report) {
     }
     let fence = timing::FENCE;
     for (row, request, meta) in evidence.ledger.orders() {
+        let at = sent_at(row, request);
         let node = meta.node.as_str();
         let key = (request.account.as_i64(), meta.token.as_i64(), node);
         let Some(known) = leases.get(&key) else {
             let what = format!("{node} never had token {} by the database", meta.token);
-            let (law, at, account) = (Law::S1, row.at_us, Some(request.account));
+            let (law, account) = (Law::S1, Some(request.account));
             report.findings.push(Finding { law, at, account, copy: None, what });
             continue;
         };
         // A renewal counts for its owner once it is committed, which is after its audit.
-        let until = known.iter().filter(|(at, _)| *at <= row.at_us).map(|(_, until)| *until).max();
+        let until =
+            known.iter().filter(|(committed, _)| *committed <= at).map(|(_, until)| *until).max();
         let end = until.map_or(Micros(0), |until| Micros(until.0 - fence.as_micros() as i64));
         let allowed = end.plus(ON_THE_WAY);
-        if row.at_us > allowed && !is_delayed(evidence, node, row.at_us) {
-            let late = row.at_us.since(end);
+        if at > allowed && !is_delayed(evidence, node, at) {
+            let late = at.since(end);
             let what = format!(
                 "{node} under token {}: arrived {late:?} after its trust in the lease must have ended",
                 meta.token
             );
-            let (law, at, account) = (Law::S2, row.at_us, Some(request.account));
+            let (law, account) = (Law::S2, Some(request.account));
             report.findings.push(Finding { law, at, account, copy: None, what });
         }
     }
@@ -183,12 +186,13 @@ fn releases(evidence: &Evidence, report: &mut Report) {
         }
     }
     for (row, request, meta) in evidence.ledger.orders() {
+        let sent = sent_at(row, request);
         let key = (request.account.as_i64(), meta.token.as_i64());
-        if let Some(at) = released.get(&key).filter(|at| row.at_us > **at) {
-            let after = row.at_us.since(*at);
+        if let Some(at) = released.get(&key).filter(|at| sent > **at) {
+            let after = sent.since(*at);
             let what =
                 format!("{} sent {after:?} after it had released token {}", meta.node, meta.token);
-            let (law, at, account) = (Law::S20, row.at_us, Some(request.account));
+            let (law, at, account) = (Law::S20, sent, Some(request.account));
             report.findings.push(Finding { law, at, account, copy: None, what });
         }
     }

@@ -175,12 +175,12 @@ impl Evidence {
         self.lives.get(&(self.master_of(link)?.master, ticket))
     }
 
-    /// A fault that may have held a node between its last check and the write was active so
-    /// shortly before.
+    /// A fault that may have held a node between its last check and the write, or its orders on
+    /// their way, was active so shortly before.
     fn excuses(&self, node: &str, at: Micros) -> bool {
         self.spans.iter().any(|span| {
             span.excuses_extra
-                && span.node.as_ref().is_some_and(|name| is_of(node, name))
+                && span.node.as_ref().is_none_or(|name| is_of(node, name))
                 && span.from <= at
                 && at <= span.until.plus(LATE_SEND)
         })
@@ -227,6 +227,7 @@ pub fn lives(masters: &[MasterSite], truth: &Truth, ledger: &Ledger) -> Lives {
                 }
             }
             TradeEventKind::Modified
+            | TradeEventKind::Added
             | TradeEventKind::PendingPlaced
             | TradeEventKind::PendingModified
             | TradeEventKind::PendingCancelled => {}

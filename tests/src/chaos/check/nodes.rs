@@ -4,6 +4,7 @@
 //! to show that it did not. Each order in the broker's ledger must have a note of its grounds,
 //! and the grounds must agree with what was said on the bus and committed.
 
+use super::broker::sent_at;
 use super::{Evidence, Finding, Law, Report, is_of};
 use crate::chaos::audit::AuditFact;
 use crate::chaos::tap::Said;
@@ -304,7 +305,7 @@ fn orders_without_grounds(evidence: &Evidence, report: &mut Report) {
     for (row, request, meta) in evidence.ledger.orders() {
         let node = meta.node.as_str();
         let key = (node, request.account, meta.token.as_i64(), meta.client_ref);
-        if noted.contains_key(&key) || was_killed(evidence, node, row.at_us) {
+        if noted.contains_key(&key) || was_killed(evidence, node, sent_at(row, request)) {
             continue;
         }
         let what = format!("{node} noted no grounds for its order {}", meta.client_ref);

@@ -70,7 +70,7 @@ fn concerns(
         reconcile::tag::decode(comment).is_some_and(|(l, t)| (l, t.get()) == (link, ticket))
     };
     match &row.fact {
-        Fact::Login(_) => false,
+        Fact::Login(_) | Fact::Ended(_) | Fact::Lost(_) => false,
         Fact::Request(request) => match &request.instruction {
             Instruction::Open { comment, .. } | Instruction::Place { comment, .. } => {
                 is_tag(comment)
@@ -110,6 +110,8 @@ fn of_account(evidence: &Evidence, account: AccountId, at: Micros) -> Vec<(Micro
     for row in evidence.ledger.rows().iter().filter(|row| is_near(row.at_us)) {
         let whose = match &row.fact {
             Fact::Login(login) => login.account,
+            Fact::Ended(ended) => Some(ended.account),
+            Fact::Lost(lost) => Some(lost.account),
             Fact::Request(request) => Some(request.account),
             Fact::Trade(trade) => Some(trade.account),
         };

@@ -106,8 +106,20 @@ impl Planted {
         let ticket = FollowerTicket::new(1).unwrap();
         let done = OrderDone { ticket, lots: None, price: None, remainder: None };
         let reply = OrderReply::Done(done);
-        let (connection, account, meta) = (1, account(2), Some(meta));
-        let request = RequestFact { connection, account, meta, instruction, reply };
+        let mono_us = (seconds * SECOND as f64) as u64;
+        let request = RequestFact {
+            connection: 1,
+            account: account(2),
+            meta: Some(meta),
+            instruction,
+            reply,
+            request: 0,
+            sent_mono_us: mono_us,
+            arrived_mono_us: mono_us,
+            arrival: self.1.len() as u64,
+            answer_after_us: None,
+            faults: Vec::new(),
+        };
         self.row(seconds, Fact::Request(request));
     }
 
