@@ -73,6 +73,12 @@ fn main() -> ExitCode {
         .and_then(|runtime| runtime.block_on(run(settings, |line| eprintln!("· {line}"))));
     match verdict {
         Ok(verdict) => {
+            if !verdict.story.is_empty() {
+                eprintln!("{}", verdict.story.join("\n    "));
+            }
+            if let Some(folder) = &verdict.evidence {
+                eprintln!("· ledger, logs and tables are in {}", folder.display());
+            }
             if args.json {
                 match serde_json::to_string(&verdict) {
                     Ok(text) => println!("{text}"),

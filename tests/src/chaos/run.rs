@@ -9,10 +9,11 @@ use super::tap::Tap;
 use super::verdict::{Takeovers, Verdict, round};
 use super::world::{NOTES_SUFFIX, World};
 use super::{Done, timing};
-use crate::oracle::{Link, differences};
+use crate::oracle::differences;
 use crate::world::wall;
 use futures_util::future::try_join_all;
 use paper::ledger::{Ledger, TradeEventKind};
+use schemas::LinkId;
 use sqlx::Row;
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
@@ -54,7 +55,7 @@ pub async fn run(settings: Settings, say: impl Fn(&str)) -> Done<Verdict> {
     let tap = Tap::start(&world.nats.urls()).await?;
     let mut load = Load::start(&world, settings.seed).await?;
     say("waiting until every follower is owned and in step");
-    let mut runner = Runner { world: &world, spans: Vec::new(), settled: Vec::new() };
+    let mut runner = Runner::new(&world);
     runner.settle(&load, START_LIMIT).await?;
     let mut schedule = Schedule::new(settings.seed, &settings.only);
     let mut verdict = Verdict { seed: settings.seed, ..Verdict::default() };
@@ -102,6 +103,9 @@ fn read_notes(folder: &Path) -> Done<Vec<NodeNote>> {
     Ok(notes)
 }
 
+/// Link and master ticket.
+type Copy = (LinkId, u64);
+
 /// How one settle check ended.
 #[derive(Debug)]
 struct Settled {
@@ -115,9 +119,15 @@ struct Runner<'a> {
     world: &'a World,
     spans: Vec<Span>,
     settled: Vec<Settled>,
+    /// Copies whose open was lost on its way.
+    given_up: BTreeSet<Copy>,
 }
 
-impl Runner<'_> {
+impl<'a> Runner<'a> {
+    fn new(world: &'a World) -> Self {
+        Runner { world, spans: Vec::new(), settled: Vec::new(), given_up: BTreeSet::new() }
+    }
+
     /// One round; how long it took to be equal again.
     async fn round(
         &mut self,
@@ -144,13 +154,15 @@ impl Runner<'_> {
         let begun = Instant::now();
         loop {
             let ledger = self.world.ledger().await?;
-            let (mut differs, missing) = copies_that_differ(self.world, load, &ledger);
+            let given_up = given_up(self.world, &ledger).await?;
+            let (mut differs, missing) = copies_that_differ(self.world, load, &ledger, &given_up);
             if differs.is_empty() {
                 differs = rows_that_differ(self.world, &ledger).await?;
             }
             let took = begun.elapsed();
             if differs.is_empty() || took >= limit {
                 differs.truncate(WORDS_MAX);
+                self.given_up.extend(given_up);
                 self.settled.push(Settled { took, differs, missing });
                 return Ok(());
             }
@@ -186,15 +198,39 @@ impl Runner<'_> {
 }
 
 /// In what followers differ from their masters, and how many copies are not there.
-fn copies_that_differ(world: &World, load: &Load, ledger: &Ledger) -> (Vec<String>, u64) {
+fn copies_that_differ(
+    world: &World,
+    load: &Load,
+    ledger: &Ledger,
+    given_up: &BTreeSet<Copy>,
+) -> (Vec<String>, u64) {
     let mut differs = Vec::new();
-    for master in &world.masters {
-        let of_master = world.links.iter().filter(|link| link.master == master.account);
-        let links: Vec<Link> = of_master.map(|link| link.link).collect();
-        differs.extend(differences(&load.state(master.account, ledger), &links, ledger));
+    for link in &world.links {
+        let mut wanted = load.state(link.master, ledger);
+        wanted.trades.retain(|ticket, _| !given_up.contains(&(link.link.link, *ticket)));
+        differs.extend(differences(&wanted, &[link.link], ledger));
     }
     let missing = differs.iter().filter(|words| words.ends_with("found None")).count() as u64;
     (differs, missing)
+}
+
+/// Copies that a node has given up: their open was sent, was never answered, and was not found at
+/// the broker, which has none either. It is never sent again (H11), so nothing is missing.
+async fn given_up(world: &World, ledger: &Ledger) -> Done<BTreeSet<Copy>> {
+    let rows = sqlx::query(
+        "select link_id, master_ticket from pairs where state = 'failed' and reason = 'never_arrived'",
+    );
+    let mut given_up = BTreeSet::new();
+    for row in rows.fetch_all(&mut world.database().await?).await? {
+        let ticket: i64 = row.try_get("master_ticket")?;
+        given_up.insert((LinkId::from_i64(row.try_get("link_id")?)?, ticket.unsigned_abs()));
+    }
+    for (_, fact) in ledger.trades().filter(|(_, fact)| fact.event == TradeEventKind::Opened) {
+        if let Some((link, ticket)) = reconcile::tag::decode(&fact.comment) {
+            given_up.remove(&(link, ticket.get()));
+        }
+    }
+    Ok(given_up)
 }
 
 /// L4 in the database: every account has one owner at work, and the live pairs are the open
@@ -276,20 +312,23 @@ fn finish(
     verdict.excused_extras = report.excused_extras;
     verdict.min_deadline_margin_ms = report.margin_min_us.map(|us| round(us as f64 / 1_000.0));
     verdict.takeover_s = Takeovers::of(report.takeovers);
+    verdict.given_up = runner.given_up.len() as u64;
     verdict.missing = runner.settled.iter().map(|settled| settled.missing).sum();
     let longest = runner.settled.iter().skip(1).map(|settled| settled.took).max();
     verdict.longest_divergence_s = round(longest.unwrap_or_default().as_secs_f64());
     verdict.rows_refused = rows_refused(folder)?;
     verdict.take(&report.findings);
     verdict.take(unsettled);
-    if !report.findings.is_empty() {
-        let mut text = String::new();
-        for finding in &report.findings {
-            text.push_str(&format!("{finding}\n"));
-            evidence.story(finding).iter().for_each(|line| text.push_str(&format!("    {line}\n")));
+    let mut text = String::new();
+    for finding in &report.findings {
+        let mut story = evidence.story(finding);
+        story.insert(0, finding.to_string());
+        text.push_str(&(story.join("\n    ") + "\n"));
+        if verdict.story.is_empty() || story.len() < verdict.story.len() {
+            verdict.story = story;
         }
-        std::fs::write(folder.join("stories.txt"), text)?;
     }
+    std::fs::write(folder.join("stories.txt"), text)?;
     Ok(())
 }
 

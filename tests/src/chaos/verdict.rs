@@ -27,6 +27,8 @@ pub struct Verdict {
     pub excused_extras: u64,
     /// Copies that were not there when everything had been mended.
     pub missing: u64,
+    /// Copies whose open was lost on its way: it is never sent again.
+    pub given_up: u64,
     /// Broken promises.
     pub violations: u64,
     /// The least time any order had left on its lease when it was sent.
@@ -43,6 +45,9 @@ pub struct Verdict {
     /// The first violations, in words.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub findings: Vec<String>,
+    /// The records of the shortest story that a violation has.
+    #[serde(skip)]
+    pub story: Vec<String>,
 }
 
 /// How long takeovers took.
@@ -108,6 +113,7 @@ impl Verdict {
         line("opens", self.opens.to_string());
         line("duplicates", format!("{} ({} excused)", self.duplicates, self.excused_extras));
         line("missing", self.missing.to_string());
+        line("given up", format!("{} opens that never arrived", self.given_up));
         line("violations", self.violations.to_string());
         let margin = self.min_deadline_margin_ms.map_or("-".to_owned(), |ms| format!("{ms} ms"));
         line("min deadline margin", margin);

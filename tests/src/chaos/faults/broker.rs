@@ -82,7 +82,7 @@ fn kind(fault: Fault) -> FaultKind {
         }
         Kind::UnsyncedLists => {
             let lists = [Withheld::All, Withheld::Half][pick(fault, 2)];
-            let claims_complete = lists == Withheld::All && fault.dice / 2 % 2 == 0;
+            let claims_complete = lists == Withheld::All && (fault.dice / 2).is_multiple_of(2);
             let span = Span { min_ms: 1_000, max_ms: 4_000 };
             FaultKind::Unsynced { lists, span, claims_complete }
         }
