@@ -1,5 +1,6 @@
 //! Rounds: calm, faults under load, mending, and the settle check (L4); then the verdict.
 
+use super::check::broker::{Copy, late_copies};
 use super::check::nodes::NodeNote;
 use super::check::{Evidence, Finding, Law, lives};
 use super::faults::{self, Span};
@@ -102,9 +103,6 @@ fn read_notes(folder: &Path) -> Done<Vec<NodeNote>> {
     }
     Ok(notes)
 }
-
-/// Link and master ticket.
-type Copy = (LinkId, u64);
 
 /// How one settle check ended.
 #[derive(Debug)]
@@ -215,7 +213,8 @@ fn copies_that_differ(
 }
 
 /// Copies that a node has given up: their open was sent, was never answered, and was not found at
-/// the broker, which has none either. It is never sent again (H11), so nothing is missing.
+/// the broker, which has none either, or carried it out much later. It is never sent again (H11),
+/// so nothing is missing.
 async fn given_up(world: &World, ledger: &Ledger) -> Done<BTreeSet<Copy>> {
     let rows = sqlx::query(
         "select link_id, master_ticket from pairs where state = 'failed' and reason = 'never_arrived'",
@@ -225,8 +224,11 @@ async fn given_up(world: &World, ledger: &Ledger) -> Done<BTreeSet<Copy>> {
         let ticket: i64 = row.try_get("master_ticket")?;
         given_up.insert((LinkId::from_i64(row.try_get("link_id")?)?, ticket.unsigned_abs()));
     }
+    let late = late_copies(ledger);
     for (_, fact) in ledger.trades().filter(|(_, fact)| fact.event == TradeEventKind::Opened) {
-        if let Some((link, ticket)) = reconcile::tag::decode(&fact.comment) {
+        if let Some((link, ticket)) = reconcile::tag::decode(&fact.comment)
+            && !late.contains(&(link, ticket.get()))
+        {
             given_up.remove(&(link, ticket.get()));
         }
     }

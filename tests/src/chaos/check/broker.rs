@@ -2,11 +2,11 @@
 
 use super::{Evidence, Finding, Law, Report};
 use crate::chaos::timing;
-use paper::ledger::{Fact, LedgerRow, RequestFact, TradeEventKind, TradeFact};
+use paper::ledger::{Fact, Ledger, LedgerRow, RequestFact, TradeEventKind, TradeFact};
 use paper::protocol::{Instruction, OrderMeta, OrderReply};
 use rust_decimal::Decimal;
 use schemas::{AccountId, FollowerTicket, LinkId, Micros, Side, Token};
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
 /// A copy of a trade that ended is opened so much later at most: the sender had not heard of the
@@ -20,7 +20,8 @@ pub const STALE_OPEN_MAX: Duration = Duration::from_millis(
 pub const EXTRA_CLOSED_WITHIN: Duration =
     Duration::from_millis(timing::AUDIT_LAST.as_millis() as u64 + 10_000);
 
-type Copy = (LinkId, u64);
+/// Link and master ticket.
+pub type Copy = (LinkId, u64);
 
 #[derive(Debug, Default)]
 struct Walk<'a> {
@@ -30,6 +31,7 @@ struct Walk<'a> {
     /// What a ticket copies.
     copies: BTreeMap<(AccountId, FollowerTicket), Copy>,
     made: BTreeMap<Copy, Vec<Made<'a>>>,
+    late: BTreeSet<Copy>,
 }
 
 #[derive(Debug)]
@@ -43,7 +45,7 @@ struct Made<'a> {
 }
 
 pub(super) fn check(evidence: &Evidence, report: &mut Report) {
-    let mut walk = Walk::default();
+    let mut walk = Walk { late: late_copies(&evidence.ledger), ..Walk::default() };
     let mut arrivals: Vec<_> = evidence.ledger.orders().collect();
     arrivals.sort_by_key(|(_, request, _)| request.arrival);
     for (row, request, meta) in arrivals {
@@ -71,6 +73,22 @@ pub(super) fn check(evidence: &Evidence, report: &mut Report) {
 /// a fault may delay.
 pub(super) fn sent_at(row: &LedgerRow, request: &RequestFact) -> Micros {
     earlier(row, request.sent_mono_us)
+}
+
+/// Copies whose open was carried out so long after it was sent that its sender may have given it up
+/// by then: longer than fence and settle. Such a copy comes as a stranger, and is closed.
+pub fn late_copies(ledger: &Ledger) -> BTreeSet<Copy> {
+    let longest = timing::FENCE + timing::SETTLE;
+    let mut late = BTreeSet::new();
+    for (row, request, _) in ledger.orders() {
+        if let Instruction::Open { comment, .. } = &request.instruction
+            && row.at_us.since(sent_at(row, request)) > longest
+            && let Some((link, ticket)) = reconcile::tag::decode(comment)
+        {
+            late.insert((link, ticket.get()));
+        }
+    }
+    late
 }
 
 fn arrived_at(row: &LedgerRow, request: &RequestFact) -> Micros {
@@ -174,7 +192,8 @@ impl<'a> Walk<'a> {
         let has_ended = life.closed_at.is_some_and(|closed| closed <= at);
         let is_smaller = life.volumes.iter().skip(1).any(|(since, _)| *since <= at);
         let is_doubled = self.made.get(&copy).is_some_and(|made| made.len() > 1);
-        let has_cause = has_ended || is_doubled || (is_part && is_smaller);
+        let is_stranger = self.late.contains(&copy) && !is_part;
+        let has_cause = has_ended || is_doubled || is_stranger || (is_part && is_smaller);
         (!has_cause).then(|| {
             let what = if is_part { "a part was closed" } else { "closed" };
             format!("{what} while the master's trade was as it was opened, or still open")

@@ -416,6 +416,20 @@ fn a_close_without_a_cause_breaks_s7() {
 }
 
 #[test]
+fn a_stranger_may_be_closed_only_if_it_came_later_than_fence_and_settle() {
+    let longest = timing::FENCE + timing::SETTLE;
+    for (seconds, is_broken) in [(longest.as_secs_f64() - 0.1, true), (5.1, false)] {
+        let mut planted = Planted::new();
+        planted.open(seconds + 0.1, (OLD, 3), 1, "0.20");
+        let Fact::Request(request) = &mut planted.1[0].fact else { unreachable!() };
+        request.sent_mono_us = 100_000;
+        planted.close(12.0, 1, None, "0.20");
+        let laws: Vec<Law> = planted.check().findings.iter().map(|f| f.law).collect();
+        assert_eq!(laws, if is_broken { vec![Law::S7] } else { vec![] }, "after {seconds} s");
+    }
+}
+
+#[test]
 fn a_rest_that_is_no_volume_of_the_master_breaks_s8() {
     let mut planted = Planted::new();
     planted.open(0.1, (OLD, 3), 1, "0.20");
