@@ -30,6 +30,11 @@ pub const AUDIT_LAST: Duration = Duration::from_secs(12);
 /// Accounts a node owns at most: any two nodes carry all eleven, one alone does not.
 pub const CAPACITY: u32 = 8;
 
+/// An order that was not answered for so long is given up, if it is not at the broker (H42).
+pub fn longest_answer() -> Duration {
+    CALL_LIMIT + reconcile::Limits::default().clock_skew
+}
+
 /// L1: from the last renewal of the old owner to the first reconcile of the new one; the 5 s and
 /// the 10 s to connect are for machines that do other things as well.
 pub const TAKEOVER_MAX: Duration = Duration::from_secs(6 + 1 + 10 + 2 + 5);

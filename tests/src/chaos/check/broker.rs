@@ -75,10 +75,11 @@ pub(super) fn sent_at(row: &LedgerRow, request: &RequestFact) -> Micros {
     earlier(row, request.sent_mono_us)
 }
 
-/// Copies whose open was carried out so long after it was sent that its sender may have given it up
-/// by then: longer than fence and settle. Such a copy comes as a stranger, and is closed.
+/// Copies whose open was carried out so long after it was sent that its sender had given it up by
+/// then: longer than a call may take and clocks may differ. Such a copy comes as a stranger, and
+/// is closed.
 pub fn late_copies(ledger: &Ledger) -> BTreeSet<Copy> {
-    let longest = timing::FENCE + timing::SETTLE;
+    let longest = timing::longest_answer();
     let mut late = BTreeSet::new();
     for (row, request, _) in ledger.orders() {
         if let Instruction::Open { comment, .. } = &request.instruction

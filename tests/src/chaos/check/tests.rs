@@ -416,9 +416,9 @@ fn a_close_without_a_cause_breaks_s7() {
 }
 
 #[test]
-fn a_stranger_may_be_closed_only_if_it_came_later_than_fence_and_settle() {
-    let longest = timing::FENCE + timing::SETTLE;
-    for (seconds, is_broken) in [(longest.as_secs_f64() - 0.1, true), (5.1, false)] {
+fn a_stranger_may_be_closed_only_if_it_came_later_than_the_longest_answer() {
+    let longest = timing::longest_answer().as_secs_f64();
+    for (seconds, is_broken) in [(longest - 0.1, true), (longest + 0.1, false)] {
         let mut planted = Planted::new();
         planted.open(seconds + 0.1, (OLD, 3), 1, "0.20");
         let Fact::Request(request) = &mut planted.1[0].fact else { unreachable!() };

@@ -15,13 +15,12 @@ const KICK_EVERY: Duration = Duration::from_millis(600);
 /// Between two resets while lists come late.
 const RESET_EVERY: Duration = Duration::from_secs(3);
 
-/// The longest that an order is held up on its way. Half of the time it is shorter than fence and
-/// settle, and then excuses nothing.
+/// The longest that an order is held up on its way. Half of the time its sender still waits for it
+/// then, and nothing is excused; else it is longer than fence and settle.
 pub(super) fn longest_delivery(fault: Fault) -> Duration {
-    let bound = timing::FENCE + timing::SETTLE;
     match pick(fault, 2) {
-        0 => bound - Duration::from_millis(500),
-        _ => bound + Duration::from_secs(2),
+        0 => timing::longest_answer() - Duration::from_millis(500),
+        _ => timing::FENCE + timing::SETTLE + Duration::from_secs(2),
     }
 }
 
