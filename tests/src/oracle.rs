@@ -180,6 +180,21 @@ pub fn differences(master: &State, links: &[Link], ledger: &Ledger) -> Vec<Strin
         .collect()
 }
 
+/// The same for one link, of all trades but these.
+pub fn differences_but(
+    master: &State,
+    link: &Link,
+    ledger: &Ledger,
+    left_out: impl Fn(u64) -> bool,
+) -> Vec<String> {
+    let mut wanted = master.times(link.multiplier);
+    let mut found = State::of_copies(ledger, link);
+    for state in [&mut wanted, &mut found] {
+        state.trades.retain(|ticket, _| !left_out(*ticket));
+    }
+    differences_of(link, &wanted, &found)
+}
+
 fn differences_of(link: &Link, wanted: &State, found: &State) -> Vec<String> {
     let mut words: Vec<String> =
         found.doubled.iter().map(|t| format!("{}: two copies of {t}", link.follower)).collect();

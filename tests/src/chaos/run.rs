@@ -10,7 +10,7 @@ use super::tap::Tap;
 use super::verdict::{Takeovers, Verdict, round};
 use super::world::{NOTES_SUFFIX, World};
 use super::{Done, timing};
-use crate::oracle::differences;
+use crate::oracle::differences_but;
 use crate::world::wall;
 use futures_util::future::try_join_all;
 use paper::ledger::{Ledger, TradeEventKind};
@@ -204,17 +204,17 @@ fn copies_that_differ(
 ) -> (Vec<String>, u64) {
     let mut differs = Vec::new();
     for link in &world.links {
-        let mut wanted = load.state(link.master, ledger);
-        wanted.trades.retain(|ticket, _| !given_up.contains(&(link.link.link, *ticket)));
-        differs.extend(differences(&wanted, &[link.link], ledger));
+        let master = load.state(link.master, ledger);
+        let left_out = |ticket| given_up.contains(&(link.link.link, ticket));
+        differs.extend(differences_but(&master, &link.link, ledger, left_out));
     }
     let missing = differs.iter().filter(|words| words.ends_with("found None")).count() as u64;
     (differs, missing)
 }
 
-/// Copies that a node has given up: their open was sent, was never answered, and was not found at
-/// the broker, which has none either, or carried it out much later. It is never sent again (H11),
-/// so nothing is missing.
+/// Copies of which nothing is missing: their open was sent, was never answered, and was not found
+/// at the broker, which has none either; it is never sent again (H11). And those of which the
+/// broker has carried an order out later than anybody waits for one.
 async fn given_up(world: &World, ledger: &Ledger) -> Done<BTreeSet<Copy>> {
     let rows = sqlx::query(
         "select link_id, master_ticket from pairs where state = 'failed' and reason = 'never_arrived'",
@@ -224,14 +224,12 @@ async fn given_up(world: &World, ledger: &Ledger) -> Done<BTreeSet<Copy>> {
         let ticket: i64 = row.try_get("master_ticket")?;
         given_up.insert((LinkId::from_i64(row.try_get("link_id")?)?, ticket.unsigned_abs()));
     }
-    let late = late_copies(ledger);
     for (_, fact) in ledger.trades().filter(|(_, fact)| fact.event == TradeEventKind::Opened) {
-        if let Some((link, ticket)) = reconcile::tag::decode(&fact.comment)
-            && !late.contains(&(link, ticket.get()))
-        {
+        if let Some((link, ticket)) = reconcile::tag::decode(&fact.comment) {
             given_up.remove(&(link, ticket.get()));
         }
     }
+    given_up.extend(late_copies(ledger));
     Ok(given_up)
 }
 

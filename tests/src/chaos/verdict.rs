@@ -27,7 +27,8 @@ pub struct Verdict {
     pub excused_extras: u64,
     /// Copies that were not there when everything had been mended.
     pub missing: u64,
-    /// Copies whose open was lost on its way: it is never sent again.
+    /// Copies whose open was lost on its way and is never sent again, or of which the broker has
+    /// carried an order out later than anybody waits for one.
     pub given_up: u64,
     /// Broken promises.
     pub violations: u64,
@@ -113,7 +114,7 @@ impl Verdict {
         line("opens", self.opens.to_string());
         line("duplicates", format!("{} ({} excused)", self.duplicates, self.excused_extras));
         line("missing", self.missing.to_string());
-        line("given up", format!("{} opens that never arrived", self.given_up));
+        line("given up", format!("{} of which an order was lost or far too late", self.given_up));
         line("violations", self.violations.to_string());
         let margin = self.min_deadline_margin_ms.map_or("-".to_owned(), |ms| format!("{ms} ms"));
         line("min deadline margin", margin);

@@ -75,21 +75,45 @@ pub(super) fn sent_at(row: &LedgerRow, request: &RequestFact) -> Micros {
     earlier(row, request.sent_mono_us)
 }
 
-/// Copies whose open was carried out so long after it was sent that its sender had given it up by
-/// then: longer than a call may take and clocks may differ. Such a copy comes as a stranger, and
-/// is closed.
+/// Copies of which an order was carried out so long after it was sent that its sender had given it
+/// up by then: longer than a call may take and clocks may differ. A copy that opens so late comes
+/// as a stranger, and is closed; of a partial close that comes so late a second one is sent. No
+/// sender can know of a broker like that, so nothing is promised of these copies but S1, S4, S5.
 pub fn late_copies(ledger: &Ledger) -> BTreeSet<Copy> {
-    let longest = timing::longest_answer();
+    let mut copies = BTreeMap::new();
     let mut late = BTreeSet::new();
-    for (row, request, _) in ledger.orders() {
-        if let Instruction::Open { comment, .. } = &request.instruction
-            && row.at_us.since(sent_at(row, request)) > longest
-            && let Some((link, ticket)) = reconcile::tag::decode(comment)
-        {
-            late.insert((link, ticket.get()));
+    for row in ledger.rows() {
+        match &row.fact {
+            Fact::Request(request) => {
+                if row.at_us.since(sent_at(row, request)) > timing::longest_answer() {
+                    late.extend(copy_of(request, &copies));
+                }
+            }
+            Fact::Trade(trade) => {
+                if let Some((link, ticket)) = reconcile::tag::decode(&trade.comment) {
+                    let now = trade.new_ticket.unwrap_or(trade.ticket);
+                    copies.insert((trade.account, now), (link, ticket.get()));
+                }
+            }
+            Fact::Login(_) | Fact::Ended(_) | Fact::Lost(_) => {}
         }
     }
     late
+}
+
+fn copy_of(
+    request: &RequestFact,
+    copies: &BTreeMap<(AccountId, FollowerTicket), Copy>,
+) -> Option<Copy> {
+    match &request.instruction {
+        Instruction::Open { comment, .. } | Instruction::Place { comment, .. } => {
+            reconcile::tag::decode(comment).map(|(link, ticket)| (link, ticket.get()))
+        }
+        Instruction::Close { ticket, .. }
+        | Instruction::Modify { ticket, .. }
+        | Instruction::ModifyPending { ticket, .. }
+        | Instruction::Cancel { ticket } => copies.get(&(request.account, *ticket)).copied(),
+    }
 }
 
 fn arrived_at(row: &LedgerRow, request: &RequestFact) -> Micros {
@@ -193,8 +217,8 @@ impl<'a> Walk<'a> {
         let has_ended = life.closed_at.is_some_and(|closed| closed <= at);
         let is_smaller = life.volumes.iter().skip(1).any(|(since, _)| *since <= at);
         let is_doubled = self.made.get(&copy).is_some_and(|made| made.len() > 1);
-        let is_stranger = self.late.contains(&copy) && !is_part;
-        let has_cause = has_ended || is_doubled || is_stranger || (is_part && is_smaller);
+        let is_late = self.late.contains(&copy);
+        let has_cause = has_ended || is_doubled || is_late || (is_part && is_smaller);
         (!has_cause).then(|| {
             let what = if is_part { "a part was closed" } else { "closed" };
             format!("{what} while the master's trade was as it was opened, or still open")
@@ -234,7 +258,9 @@ impl<'a> Walk<'a> {
                 if trade.event == TradeEventKind::Closed {
                     one.closed_at = Some(at);
                 }
-                if let Some(what) = wrong_rest(evidence, copy, at, one, trade.event) {
+                if !self.late.contains(&copy)
+                    && let Some(what) = wrong_rest(evidence, copy, at, one, trade.event)
+                {
                     let account = Some(trade.account);
                     report.findings.push(Finding {
                         law: Law::S8,
