@@ -112,7 +112,8 @@ impl State {
         state
     }
 
-    fn take(&mut self, ticket: u64, fact: &TradeFact) {
+    /// Takes a change of a trade in, under this ticket.
+    pub fn take(&mut self, ticket: u64, fact: &TradeFact) {
         let trade = |lots: Decimal| Trade {
             side: fact.side,
             lots,
@@ -180,15 +181,14 @@ pub fn differences(master: &State, links: &[Link], ledger: &Ledger) -> Vec<Strin
         .collect()
 }
 
-/// The same for one link, of all trades but these.
+/// The same for what one link has copied, of all trades but these.
 pub fn differences_but(
     master: &State,
     link: &Link,
-    ledger: &Ledger,
+    mut found: State,
     left_out: impl Fn(u64) -> bool,
 ) -> Vec<String> {
     let mut wanted = master.times(link.multiplier);
-    let mut found = State::of_copies(ledger, link);
     for state in [&mut wanted, &mut found] {
         state.trades.retain(|ticket, _| !left_out(*ticket));
     }

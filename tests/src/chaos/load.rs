@@ -7,6 +7,7 @@
 //! closes, and trades that are opened and closed within a moment. Prices stand still, so stops
 //! are never met and a late copy is always allowed.
 
+use super::books::Books;
 use super::world::{MasterSite, World, bus_urls};
 use super::{Done, timing};
 use crate::master::Master;
@@ -15,7 +16,6 @@ use crate::world::EURUSD;
 use bus::PublisherSettings;
 use fastrand::Rng;
 use paper::PaperDriver;
-use paper::ledger::Ledger;
 use paper::protocol::{Instruction, OrderReply};
 use parking_lot::Mutex;
 use rust_decimal::Decimal;
@@ -146,9 +146,9 @@ impl Load {
     }
 
     /// What a master holds now.
-    pub fn state(&self, master: AccountId, ledger: &Ledger) -> State {
+    pub fn state(&self, master: AccountId, books: &Books) -> State {
         if self.leased.contains(&master) {
-            return State::of_account(ledger, master);
+            return books.leased(master);
         }
         self.truth.lock().books.get(&master).map(State::of_book).unwrap_or_default()
     }

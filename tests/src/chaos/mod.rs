@@ -12,6 +12,7 @@
 //! | `faults` | breaks and mends |
 //! | `load` | masters that trade |
 //! | `audit`, `tap` | what was committed; what was said on the bus |
+//! | `books` | what accounts hold now, by the ledger |
 //! | `check` | joins the evidence and finds violations (pure) |
 //! | `run`, `verdict` | rounds, the settle check, the last line |
 //!
@@ -19,6 +20,7 @@
 //! paper broker cannot do yet; `README.md` lists those.
 
 pub mod audit;
+pub mod books;
 pub mod check;
 pub mod faults;
 pub mod front;

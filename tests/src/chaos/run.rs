@@ -1,6 +1,7 @@
 //! Rounds: calm, faults under load, mending, and the settle check (L4); then the verdict.
 
-use super::check::broker::{Copy, late_copies};
+use super::books::Books;
+use super::check::broker::Copy;
 use super::check::nodes::NodeNote;
 use super::check::{Evidence, Finding, Law, lives};
 use super::faults::{self, Span};
@@ -13,7 +14,6 @@ use super::{Done, timing};
 use crate::oracle::differences_but;
 use crate::world::wall;
 use futures_util::future::try_join_all;
-use paper::ledger::{Ledger, TradeEventKind};
 use schemas::LinkId;
 use sqlx::Row;
 use std::collections::{BTreeMap, BTreeSet};
@@ -29,7 +29,7 @@ const ROUND: Duration = Duration::from_secs(25);
 /// Every follower copies for the first time within this.
 const START_LIMIT: Duration = Duration::from_secs(60);
 /// Between two looks at whether everything is equal.
-const LOOK_EVERY: Duration = Duration::from_millis(200);
+const LOOK_EVERY: Duration = Duration::from_millis(300);
 /// Words about one settle check at most.
 const WORDS_MAX: usize = 30;
 
@@ -119,11 +119,18 @@ struct Runner<'a> {
     settled: Vec<Settled>,
     /// Copies whose open was lost on its way.
     given_up: BTreeSet<Copy>,
+    books: Books,
 }
 
 impl<'a> Runner<'a> {
     fn new(world: &'a World) -> Self {
-        Runner { world, spans: Vec::new(), settled: Vec::new(), given_up: BTreeSet::new() }
+        Runner {
+            world,
+            spans: Vec::new(),
+            settled: Vec::new(),
+            given_up: BTreeSet::new(),
+            books: Books::default(),
+        }
     }
 
     /// One round; how long it took to be equal again.
@@ -151,11 +158,12 @@ impl<'a> Runner<'a> {
     async fn settle(&mut self, load: &Load, limit: Duration) -> Done {
         let begun = Instant::now();
         loop {
-            let ledger = self.world.ledger().await?;
-            let given_up = given_up(self.world, &ledger).await?;
-            let (mut differs, missing) = copies_that_differ(self.world, load, &ledger, &given_up);
+            self.books.read(self.world).await?;
+            let given_up = given_up(self.world, &self.books).await?;
+            let (mut differs, missing) =
+                copies_that_differ(self.world, load, &self.books, &given_up);
             if differs.is_empty() {
-                differs = rows_that_differ(self.world, &ledger).await?;
+                differs = rows_that_differ(self.world, &self.books).await?;
             }
             let took = begun.elapsed();
             if differs.is_empty() || took >= limit {
@@ -199,14 +207,15 @@ impl<'a> Runner<'a> {
 fn copies_that_differ(
     world: &World,
     load: &Load,
-    ledger: &Ledger,
+    books: &Books,
     given_up: &BTreeSet<Copy>,
 ) -> (Vec<String>, u64) {
     let mut differs = Vec::new();
     for link in &world.links {
-        let master = load.state(link.master, ledger);
+        let master = load.state(link.master, books);
         let left_out = |ticket| given_up.contains(&(link.link.link, ticket));
-        differs.extend(differences_but(&master, &link.link, ledger, left_out));
+        let found = books.copies(link.link.link);
+        differs.extend(differences_but(&master, &link.link, found, left_out));
     }
     let missing = differs.iter().filter(|words| words.ends_with("found None")).count() as u64;
     (differs, missing)
@@ -215,7 +224,7 @@ fn copies_that_differ(
 /// Copies of which nothing is missing: their open was sent, was never answered, and was not found
 /// at the broker, which has none either; it is never sent again (H11). And those of which the
 /// broker has carried an order out later than anybody waits for one.
-async fn given_up(world: &World, ledger: &Ledger) -> Done<BTreeSet<Copy>> {
+async fn given_up(world: &World, books: &Books) -> Done<BTreeSet<Copy>> {
     let rows = sqlx::query(
         "select link_id, master_ticket from pairs where state = 'failed' and reason = 'never_arrived'",
     );
@@ -224,18 +233,14 @@ async fn given_up(world: &World, ledger: &Ledger) -> Done<BTreeSet<Copy>> {
         let ticket: i64 = row.try_get("master_ticket")?;
         given_up.insert((LinkId::from_i64(row.try_get("link_id")?)?, ticket.unsigned_abs()));
     }
-    for (_, fact) in ledger.trades().filter(|(_, fact)| fact.event == TradeEventKind::Opened) {
-        if let Some((link, ticket)) = reconcile::tag::decode(&fact.comment) {
-            given_up.remove(&(link, ticket.get()));
-        }
-    }
-    given_up.extend(late_copies(ledger));
+    given_up.retain(|copy| !books.opened.contains(copy));
+    given_up.extend(&books.late);
     Ok(given_up)
 }
 
 /// L4 in the database: every account has one owner at work, and the live pairs are the open
 /// copies.
-async fn rows_that_differ(world: &World, ledger: &Ledger) -> Done<Vec<String>> {
+async fn rows_that_differ(world: &World, books: &Books) -> Done<Vec<String>> {
     let mut db = world.database().await?;
     let mut differs = Vec::new();
     let accounts = sqlx::query(
@@ -261,7 +266,7 @@ async fn rows_that_differ(world: &World, ledger: &Ledger) -> Done<Vec<String>> {
             (row.try_get("follower_ticket")?, row.try_get("state")?);
         rows.insert(key, (ticket, state));
     }
-    let open = open_copies(ledger);
+    let open = &books.open;
     let keys: BTreeSet<_> = rows.keys().chain(open.keys()).copied().collect();
     for key in keys {
         let wanted = open.get(&key).map(|ticket| (Some(*ticket), "open".to_owned()));
@@ -273,29 +278,6 @@ async fn rows_that_differ(world: &World, ledger: &Ledger) -> Done<Vec<String>> {
         }
     }
     Ok(differs)
-}
-
-/// Open copies by link and master ticket, with their number at the broker now.
-fn open_copies(ledger: &Ledger) -> BTreeMap<(i64, i64), i64> {
-    let mut open = BTreeMap::new();
-    for (_, fact) in ledger.trades() {
-        let Some((link, ticket)) = reconcile::tag::decode(&fact.comment) else { continue };
-        let key = (link.as_i64(), ticket.as_i64());
-        match fact.event {
-            TradeEventKind::Closed => drop(open.remove(&key)),
-            TradeEventKind::Opened
-            | TradeEventKind::PendingFilled
-            | TradeEventKind::Modified
-            | TradeEventKind::Reduced => {
-                open.insert(key, fact.new_ticket.unwrap_or(fact.ticket).as_i64());
-            }
-            TradeEventKind::Added
-            | TradeEventKind::PendingPlaced
-            | TradeEventKind::PendingModified
-            | TradeEventKind::PendingCancelled => {}
-        }
-    }
-    open
 }
 
 fn finish(

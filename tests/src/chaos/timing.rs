@@ -8,12 +8,13 @@ use std::time::Duration;
 
 /// Lease.
 pub const LEASE: Duration = Duration::from_millis(6_000);
-/// From one renewal to the next.
-pub const CYCLE: Duration = Duration::from_millis(1_000);
+/// From one renewal to the next. Less than a tenth, so that a renewal may take longer: a machine
+/// that builds at the same time needs a second to connect.
+pub const CYCLE: Duration = Duration::from_millis(600);
 /// How much earlier than the lease's end an owner stops.
 pub const FENCE: Duration = Duration::from_millis(3_000);
 /// Longest renewal.
-pub const QUERY_LIMIT: Duration = Duration::from_millis(1_000);
+pub const QUERY_LIMIT: Duration = Duration::from_millis(1_800);
 /// Longest order call.
 pub const CALL_LIMIT: Duration = Duration::from_millis(1_500);
 /// What must be left of a permit.

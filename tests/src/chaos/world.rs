@@ -19,10 +19,9 @@ use devstack::{
 };
 use lockstep::cli::paper::LISTENS;
 use lockstep::directory::{self, NewAccount, NewLink};
-use paper::ledger::{Ledger, LedgerRow};
+use paper::ledger::Ledger;
 use paper::protocol::{AccountDecl, FeedQuote, LoginKind, Style};
 use paper::{Ident, PaperDriver};
-use parking_lot::Mutex;
 use reconcile::Sizing;
 use rust_decimal::Decimal;
 use schemas::{AccountId, NodeId, Symbol, SymbolSpec};
@@ -126,7 +125,6 @@ pub struct World {
     pub(super) servers: tokio::sync::Mutex<Servers>,
     pub(super) way_to_primary: FaultProxy,
     pub(super) tools: Tools,
-    ledger: Mutex<Vec<LedgerRow>>,
     _paper: ManagedProcess,
     _front: Front,
     _quotes: JoinSet<()>,
@@ -180,7 +178,6 @@ impl World {
             servers: tokio::sync::Mutex::new(servers),
             way_to_primary,
             tools,
-            ledger: Mutex::default(),
             _paper: paper,
             _front: front,
             _quotes: quotes,
@@ -193,18 +190,9 @@ impl World {
         Ok(lockstep::database::connect(&url, "chaos").await?)
     }
 
-    /// The ledger up to now.
+    /// The whole ledger up to now.
     pub async fn ledger(&self) -> Done<Ledger> {
-        loop {
-            let from = self.ledger.lock().len() as u64;
-            let page = self.driver.ledger_page(from).await?;
-            let mut rows = self.ledger.lock();
-            let known = rows.len() as u64;
-            rows.extend(page.rows.into_iter().filter(|row| row.row >= known));
-            if page.next.is_none() {
-                return Ok(Ledger::from_rows(rows.clone()));
-            }
-        }
+        Ok(self.driver.ledger().await?)
     }
 
     /// What was committed, one list for each primary there was.

@@ -1,8 +1,9 @@
 //! S1, S2, S4 to S8, from the broker's ledger and what the masters did.
 
 use super::{Evidence, Finding, Law, Report};
+use crate::chaos::books::late_copies;
 use crate::chaos::timing;
-use paper::ledger::{Fact, Ledger, LedgerRow, RequestFact, TradeEventKind, TradeFact};
+use paper::ledger::{Fact, LedgerRow, RequestFact, TradeEventKind, TradeFact};
 use paper::protocol::{Instruction, OrderMeta, OrderReply};
 use rust_decimal::Decimal;
 use schemas::{AccountId, FollowerTicket, LinkId, Micros, Side, Token};
@@ -45,7 +46,7 @@ struct Made<'a> {
 }
 
 pub(super) fn check(evidence: &Evidence, report: &mut Report) {
-    let mut walk = Walk { late: late_copies(&evidence.ledger), ..Walk::default() };
+    let mut walk = Walk { late: late_copies(evidence.ledger.rows()), ..Walk::default() };
     let mut arrivals: Vec<_> = evidence.ledger.orders().collect();
     arrivals.sort_by_key(|(_, request, _)| request.arrival);
     for (row, request, meta) in arrivals {
@@ -71,49 +72,8 @@ pub(super) fn check(evidence: &Evidence, report: &mut Report) {
 
 /// When the broker read it from its socket. A row is written when an order is carried out, which
 /// a fault may delay.
-pub(super) fn sent_at(row: &LedgerRow, request: &RequestFact) -> Micros {
+pub(crate) fn sent_at(row: &LedgerRow, request: &RequestFact) -> Micros {
     earlier(row, request.sent_mono_us)
-}
-
-/// Copies of which an order was carried out so long after it was sent that its sender had given it
-/// up by then: longer than a call may take and clocks may differ. A copy that opens so late comes
-/// as a stranger, and is closed; of a partial close that comes so late a second one is sent. No
-/// sender can know of a broker like that, so nothing is promised of these copies but S1, S4, S5.
-pub fn late_copies(ledger: &Ledger) -> BTreeSet<Copy> {
-    let mut copies = BTreeMap::new();
-    let mut late = BTreeSet::new();
-    for row in ledger.rows() {
-        match &row.fact {
-            Fact::Request(request) => {
-                if row.at_us.since(sent_at(row, request)) > timing::longest_answer() {
-                    late.extend(copy_of(request, &copies));
-                }
-            }
-            Fact::Trade(trade) => {
-                if let Some((link, ticket)) = reconcile::tag::decode(&trade.comment) {
-                    let now = trade.new_ticket.unwrap_or(trade.ticket);
-                    copies.insert((trade.account, now), (link, ticket.get()));
-                }
-            }
-            Fact::Login(_) | Fact::Ended(_) | Fact::Lost(_) => {}
-        }
-    }
-    late
-}
-
-fn copy_of(
-    request: &RequestFact,
-    copies: &BTreeMap<(AccountId, FollowerTicket), Copy>,
-) -> Option<Copy> {
-    match &request.instruction {
-        Instruction::Open { comment, .. } | Instruction::Place { comment, .. } => {
-            reconcile::tag::decode(comment).map(|(link, ticket)| (link, ticket.get()))
-        }
-        Instruction::Close { ticket, .. }
-        | Instruction::Modify { ticket, .. }
-        | Instruction::ModifyPending { ticket, .. }
-        | Instruction::Cancel { ticket } => copies.get(&(request.account, *ticket)).copied(),
-    }
 }
 
 fn arrived_at(row: &LedgerRow, request: &RequestFact) -> Micros {
