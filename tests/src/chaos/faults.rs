@@ -13,7 +13,7 @@ use crate::world::wall;
 use devstack::{DevstackError, Direction, FaultMode, FaultProxy};
 use schemas::Micros;
 use serde::Serialize;
-use sqlx::{AssertSqlSafe, Connection, Row};
+use sqlx::{AssertSqlSafe, Connection, PgConnection, Row};
 use std::time::{Duration, Instant};
 
 /// A node may take so long to end in an orderly way before it is killed.
@@ -206,30 +206,35 @@ async fn promote(world: &World, unheard: Duration) -> Done {
     let (replica, link) = servers.replica.take().ok_or("there is no replica to promote")?;
     link.set_mode(FaultMode::BlackHole).await?;
     tokio::time::sleep(unheard).await;
-    world.way_to_primary.set_mode(FaultMode::Refuse).await?;
-    let url = servers.primary.url("chaos");
-    let mut db = lockstep::database::connect(&url, "chaos").await?;
-    let deadline = Instant::now() + SESSIONS_LIMIT;
-    loop {
-        let left = sqlx::query("select count(*) as left from pg_stat_activity where usename = $1");
-        let left: i64 = left.bind(ROLE).fetch_one(&mut db).await?.try_get("left")?;
-        if left == 0 {
-            break;
-        }
-        if Instant::now() > deadline {
-            return Err(format!("{left} sessions outlive a reset").into());
-        }
-        tokio::time::sleep(Duration::from_millis(20)).await;
-    }
+    let mut db = lockstep::database::connect(&servers.primary.url("chaos"), "chaos").await?;
+    fence_off(&mut db).await?;
     let audit = audit::read(&mut db).await?;
     servers.former_audits.push(audit);
     drop(db);
     servers.primary.stop().await?;
     replica.promote().await?;
-    world.way_to_primary.retarget(replica.addr()).await?;
-    world.way_to_primary.set_mode(FaultMode::Pass).await?;
+    for node in &world.nodes {
+        node.database.retarget(replica.addr()).await?;
+    }
     servers.primary = replica;
     Ok(())
+}
+
+/// Nobody else comes in, and the nodes' sessions end; what they were committing is over then.
+async fn fence_off(db: &mut PgConnection) -> Done {
+    sqlx::raw_sql("alter database chaos with allow_connections false").execute(&mut *db).await?;
+    let deadline = Instant::now() + SESSIONS_LIMIT;
+    loop {
+        let end = "select count(pg_terminate_backend(pid)) as left from pg_stat_activity where usename = $1";
+        let left: i64 = sqlx::query(end).bind(ROLE).fetch_one(&mut *db).await?.try_get("left")?;
+        if left == 0 {
+            return Ok(());
+        }
+        if Instant::now() > deadline {
+            return Err(format!("{left} sessions do not end").into());
+        }
+        tokio::time::sleep(Duration::from_millis(20)).await;
+    }
 }
 
 async fn lock_row(world: &World, fault: Fault) -> Done {

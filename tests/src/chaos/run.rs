@@ -14,11 +14,15 @@ use super::{Done, timing};
 use crate::oracle::differences_but;
 use crate::world::wall;
 use futures_util::future::try_join_all;
+use parking_lot::Mutex;
 use schemas::LinkId;
 use sqlx::Row;
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
+use tokio::task::JoinSet;
 
 /// Everything works, before each round.
 const CALM: Duration = Duration::from_secs(3);
@@ -30,6 +34,10 @@ const ROUND: Duration = Duration::from_secs(25);
 const START_LIMIT: Duration = Duration::from_secs(60);
 /// Between two looks at whether everything is equal.
 const LOOK_EVERY: Duration = Duration::from_millis(300);
+/// How often the machine's lag is looked at.
+const LAG_EVERY: Duration = Duration::from_millis(50);
+/// A lag that makes everything else late as well.
+const LAG_LONG: Duration = Duration::from_millis(250);
 /// Words about one settle check at most.
 const WORDS_MAX: usize = 30;
 
@@ -60,6 +68,7 @@ pub async fn run(settings: Settings, say: impl Fn(&str)) -> Done<Verdict> {
     runner.settle(&load, START_LIMIT).await?;
     let mut schedule = Schedule::new(settings.seed, &settings.only);
     let mut verdict = Verdict { seed: settings.seed, ..Verdict::default() };
+    let lag = Lag::start();
     while runner.settled.iter().all(|settled| settled.differs.is_empty())
         && (verdict.rounds == 0 || begun.elapsed() + ROUND < settings.lasts)
     {
@@ -75,6 +84,8 @@ pub async fn run(settings: Settings, say: impl Fn(&str)) -> Done<Verdict> {
             took.map_or("not in time".to_owned(), |took| format!("{:.1} s", took.as_secs_f64()));
         say(&format!("round {}: {}; equal again after {took}", verdict.rounds, words.join(", ")));
     }
+    verdict.machine_lag_max_ms = lag.max_ms();
+    runner.spans.append(&mut lag.spans.lock());
     let evidence = runner.evidence(&tap, &load).await?;
     let unsettled = runner.unsettled();
     finish(&mut verdict, &evidence, &unsettled, &runner, &settings.folder)?;
@@ -102,6 +113,40 @@ fn read_notes(folder: &Path) -> Done<Vec<NodeNote>> {
         }
     }
     Ok(notes)
+}
+
+/// How late this process is woken: what a busy machine does to everybody in the world. Long lags
+/// are kept as spans, which excuse what takes too long, and nothing else.
+struct Lag {
+    max_us: Arc<AtomicU64>,
+    spans: Arc<Mutex<Vec<Span>>>,
+    _task: JoinSet<()>,
+}
+
+impl Lag {
+    fn start() -> Lag {
+        let max_us = Arc::new(AtomicU64::new(0));
+        let spans = Arc::new(Mutex::new(Vec::new()));
+        let (seen, long) = (Arc::clone(&max_us), Arc::clone(&spans));
+        let mut task = JoinSet::new();
+        task.spawn(async move {
+            loop {
+                let (asleep, from) = (Instant::now(), wall());
+                tokio::time::sleep(LAG_EVERY).await;
+                let late = asleep.elapsed().saturating_sub(LAG_EVERY);
+                seen.fetch_max(late.as_micros() as u64, Ordering::Relaxed);
+                if late > LAG_LONG {
+                    let (kind, node, excuses_extra) = ("machine_lag", None, false);
+                    long.lock().push(Span { kind, node, excuses_extra, from, until: wall() });
+                }
+            }
+        });
+        Lag { max_us, spans, _task: task }
+    }
+
+    fn max_ms(&self) -> f64 {
+        round(self.max_us.load(Ordering::Relaxed) as f64 / 1_000.0)
+    }
 }
 
 /// How one settle check ended.

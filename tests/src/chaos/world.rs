@@ -2,7 +2,7 @@
 //! nodes, and a proxy in front of every connection.
 //!
 //! ```text
-//!            ┌─ database ──► way to the primary ──► Postgres ──► replica link ──► replica
+//!            ┌─ database ──────────────────────────► Postgres ──► replica link ──► replica
 //!   node ────┼─ bus (3) ───────────────────────────► NATS (3)
 //!            └─ front ──► broker ──────────────────► paper broker
 //! ```
@@ -123,7 +123,6 @@ pub struct World {
     /// Where logs, ledger and dumps go.
     pub folder: PathBuf,
     pub(super) servers: tokio::sync::Mutex<Servers>,
-    pub(super) way_to_primary: FaultProxy,
     pub(super) tools: Tools,
     _paper: ManagedProcess,
     _front: Front,
@@ -139,7 +138,6 @@ impl World {
             NatsCluster::start_unadvertised(&tools, schedule::SERVERS, NATS_SETTINGS).await?;
         let primary = Postgres::start(&tools).await?;
         make_database(&primary).await?;
-        let way_to_primary = FaultProxy::start(primary.addr()).await?;
         let (paper, paper_addr) = start_paper(folder).await?;
         let driver = drive(paper_addr).await?;
         let mut brokers = Vec::new();
@@ -165,7 +163,7 @@ impl World {
         });
         let mut nodes = Vec::new();
         for (name, broker) in brokers {
-            nodes.push(start_node(name, broker, &way_to_primary, &nats, folder).await?);
+            nodes.push(start_node(name, broker, servers.primary.addr(), &nats, folder).await?);
         }
         Ok(World {
             masters_bus: ways_to(&nats).await?,
@@ -176,7 +174,6 @@ impl World {
             links,
             folder: folder.to_owned(),
             servers: tokio::sync::Mutex::new(servers),
-            way_to_primary,
             tools,
             _paper: paper,
             _front: front,
@@ -205,7 +202,7 @@ impl World {
     /// Every way of the world lets everything through, and there is a replica.
     pub async fn heal(&self) -> Done {
         let ways = self.nodes.iter().flat_map(NodeSite::ways);
-        for way in ways.chain(&self.masters_bus).chain([&self.way_to_primary]) {
+        for way in ways.chain(&self.masters_bus) {
             way.set_mode(FaultMode::Pass).await?;
         }
         let mut servers = self.servers.lock().await;
@@ -353,11 +350,11 @@ pub(super) fn bus_urls(ways: &[FaultProxy]) -> Vec<String> {
 async fn start_node(
     name: String,
     broker: Arc<FaultProxy>,
-    way_to_primary: &FaultProxy,
+    primary: SocketAddr,
     nats: &NatsCluster,
     folder: &Path,
 ) -> Done<NodeSite> {
-    let database = FaultProxy::start(way_to_primary.addr()).await?;
+    let database = FaultProxy::start(primary).await?;
     let bus = ways_to(nats).await?;
     let mut spec = ProcessSpec::new(&name, binary::lockstep())
         .arg("node")

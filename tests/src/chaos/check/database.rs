@@ -9,9 +9,9 @@ use std::collections::BTreeMap;
 use std::time::Duration;
 use uuid::Uuid;
 
-/// A request may arrive so long after it was sent: two processes and up to three proxies on a
-/// machine that does other things as well. What is delayed longer was delayed by a fault.
-const ON_THE_WAY: Duration = Duration::from_millis(700);
+/// A request may arrive so long after it was sent: half of the fence, which is there for it. Two
+/// processes and two proxies on a machine that builds at the same time need more than a second.
+const ON_THE_WAY: Duration = Duration::from_millis(timing::FENCE.as_millis() as u64 / 2);
 
 #[derive(Debug, Clone, Copy)]
 struct Claim {

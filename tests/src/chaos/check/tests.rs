@@ -302,7 +302,7 @@ fn a_margin_below_zero_breaks_s2() {
 fn an_order_after_the_lease_less_the_fence_breaks_s2_whatever_it_states() {
     let mut planted = Planted::new();
     // The last renewal was at 29 s: trust ends 3 s later.
-    planted.open(33.5, (OLD, 3), 1, "0.20");
+    planted.open(33.6, (OLD, 3), 1, "0.20");
     planted.breaks(Law::S2);
     let mut in_time = Planted::new();
     in_time.open(32.5, (OLD, 3), 1, "0.20");
