@@ -110,7 +110,8 @@ create table chaos_audit (
     until_before     timestamptz, until timestamptz, owned bigint
 );
 
-create function chaos_audit_pair() returns trigger language plpgsql security definer as $$
+-- The plan is made while the tables are empty and kept: it must not read all of them later.
+create function chaos_audit_pair() returns trigger language plpgsql security definer set enable_seqscan = off as $$
 begin
     insert into public.chaos_audit (kind, account, pair, link, master_ticket, follower_ticket, state, version, live,
                                     token, node, token_now, node_now)

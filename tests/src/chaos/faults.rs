@@ -220,9 +220,10 @@ async fn promote(world: &World, unheard: Duration) -> Done {
     Ok(())
 }
 
-/// Nobody else comes in, and the nodes' sessions end; what they were committing is over then.
+/// No node comes in any more, and their sessions end; what they were committing is over then.
 async fn fence_off(db: &mut PgConnection) -> Done {
-    sqlx::raw_sql("alter database chaos with allow_connections false").execute(&mut *db).await?;
+    // The replica does not hear of it.
+    sqlx::raw_sql("alter role chaos_node nologin").execute(&mut *db).await?;
     let deadline = Instant::now() + SESSIONS_LIMIT;
     loop {
         let end = "select count(pg_terminate_backend(pid)) as left from pg_stat_activity where usename = $1";
