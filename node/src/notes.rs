@@ -55,6 +55,13 @@ pub enum Note {
         /// Token.
         token: Token,
     },
+    /// The session was given up: orders that are out have an unknown outcome from here on.
+    SessionCut {
+        /// Account.
+        account: AccountId,
+        /// Token.
+        token: Token,
+    },
     /// The follower stands at another place of a master's feed.
     Applied {
         /// Account.

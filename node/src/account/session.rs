@@ -786,6 +786,7 @@ impl AccountSession {
     /// The connection is given up: whatever is on its way has an unknown outcome.
     fn cut(&mut self, connection: &mut Connection) {
         connection.session.abort();
+        self.note(|account, token| Note::SessionCut { account, token });
         if let Some(leading) = &connection.lead {
             leading.publisher.suspend();
         }

@@ -3,7 +3,7 @@
 use super::books::Books;
 use super::check::broker::Copy;
 use super::check::nodes::NodeNote;
-use super::check::{Evidence, Finding, Law, lives};
+use super::check::{Evidence, Finding, Law, MACHINE_LAG, lives};
 use super::faults::{self, Span};
 use super::load::{Load, Pace};
 use super::schedule::{Kind, Schedule};
@@ -136,7 +136,7 @@ impl Lag {
                 let late = asleep.elapsed().saturating_sub(LAG_EVERY);
                 seen.fetch_max(late.as_micros() as u64, Ordering::Relaxed);
                 if late > LAG_LONG {
-                    let (kind, node, excuses_extra) = ("machine_lag", None, false);
+                    let (kind, node, excuses_extra) = (MACHINE_LAG, None, false);
                     long.lock().push(Span { kind, node, excuses_extra, from, until: wall() });
                 }
             }
@@ -344,9 +344,12 @@ fn finish(
     let longest = runner.settled.iter().skip(1).map(|settled| settled.took).max();
     verdict.longest_divergence_s = round(longest.unwrap_or_default().as_secs_f64());
     verdict.rows_refused = rows_refused(folder)?;
-    verdict.take(&report.findings);
     verdict.take(unsettled);
+    verdict.take(&report.findings);
     let mut text = String::new();
+    for finding in unsettled {
+        text.push_str(&format!("{finding}\n"));
+    }
     for finding in &report.findings {
         let mut story = evidence.story(finding);
         story.insert(0, finding.to_string());

@@ -1,6 +1,6 @@
 //! What a run came to, as one object and as a table.
 
-use super::check::Finding;
+use super::check::{Finding, Law};
 use super::schedule::KINDS;
 use serde::Serialize;
 use std::collections::BTreeMap;
@@ -66,8 +66,8 @@ pub struct Takeovers {
     pub max: f64,
 }
 
-/// Findings of a verdict in words.
-const FINDINGS_MAX: usize = 20;
+/// Findings of a law in words; `stories.txt` has all of them.
+const FINDINGS_OF_LAW_MAX: usize = 4;
 
 impl Takeovers {
     /// Of these times.
@@ -95,8 +95,14 @@ impl Verdict {
     /// Takes findings over.
     pub(super) fn take(&mut self, findings: &[Finding]) {
         self.violations += findings.len() as u64;
-        let room = FINDINGS_MAX.saturating_sub(self.findings.len());
-        self.findings.extend(findings.iter().take(room).map(Finding::to_string));
+        let mut laws: BTreeMap<Law, usize> = BTreeMap::new();
+        for finding in findings {
+            let count = laws.entry(finding.law).or_default();
+            *count += 1;
+            if *count <= FINDINGS_OF_LAW_MAX {
+                self.findings.push(finding.to_string());
+            }
+        }
     }
 
     /// For a person.

@@ -199,8 +199,15 @@ impl World {
         Ok(audits)
     }
 
-    /// Every way of the world lets everything through, and there is a replica.
+    /// Every way of the world lets everything through, every node runs, and there is a replica.
     pub async fn heal(&self) -> Done {
+        for node in &self.nodes {
+            // One that was started while the database was away has ended; whoever runs nodes for
+            // real starts them again.
+            if node.process.try_wait()?.is_some() {
+                node.process.restart()?;
+            }
+        }
         let ways = self.nodes.iter().flat_map(NodeSite::ways);
         for way in ways.chain(&self.masters_bus) {
             way.set_mode(FaultMode::Pass).await?;

@@ -1,6 +1,6 @@
 //! S1, S2, S4 to S8, from the broker's ledger and what the masters did.
 
-use super::{Evidence, Finding, Law, Report};
+use super::{Evidence, Finding, LATE_SEND, Law, Report};
 use crate::chaos::books::late_copies;
 use crate::chaos::timing;
 use paper::ledger::{Fact, LedgerRow, RequestFact, TradeEventKind, TradeFact};
@@ -119,6 +119,7 @@ impl<'a> Walk<'a> {
     /// S5 to S7: an order has a cause.
     fn causes(&self, evidence: &Evidence, report: &mut Report, at: Micros, request: &RequestFact) {
         let account = Some(request.account);
+        let sender = request.meta.as_ref().map(|meta| meta.node.as_str());
         let find = |law, copy, what: String| Finding { law, at, account, copy: Some(copy), what };
         match &request.instruction {
             Instruction::Open { comment, side, lots, .. } => {
@@ -139,9 +140,14 @@ impl<'a> Walk<'a> {
                         "opened again after it had ended".into(),
                     ));
                 }
-                if let Some(why) =
-                    no_cause_to_open(evidence, copy, request.account, at, *side, lots.get())
-                {
+                if let Some(why) = no_cause_to_open(
+                    evidence,
+                    copy,
+                    request.account,
+                    (sender, at),
+                    *side,
+                    lots.get(),
+                ) {
                     report.findings.push(find(Law::S6, copy, why));
                 }
             }
@@ -269,7 +275,7 @@ fn no_cause_to_open(
     evidence: &Evidence,
     (link, ticket): Copy,
     account: AccountId,
-    at: Micros,
+    (sender, at): (Option<&str>, Micros),
     side: Side,
     lots: Decimal,
 ) -> Option<String> {
@@ -289,7 +295,9 @@ fn no_cause_to_open(
     }
     let closed = life.closed_at.filter(|closed| at > *closed)?;
     let late = at.since(closed);
-    (late > STALE_OPEN_MAX).then(|| format!("the master's trade had ended {late:?} before"))
+    let is_delayed = sender.is_some_and(|node| evidence.is_delayed(node, at, LATE_SEND));
+    (late > STALE_OPEN_MAX && !is_delayed)
+        .then(|| format!("the master's trade had ended {late:?} before"))
 }
 
 /// S8: what is left is what the master's volume asks for, or nothing.

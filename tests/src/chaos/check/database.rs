@@ -1,7 +1,7 @@
 //! S9, S10, S16, S20 and L1 from what was committed; S1 to S3 once more, from the leases.
 
 use super::broker::sent_at;
-use super::{Evidence, Finding, Law, Report, is_of};
+use super::{Evidence, Finding, Law, Report};
 use crate::chaos::audit::{AuditFact, AuditRow, PairWrite};
 use crate::chaos::timing;
 use schemas::{AccountId, LinkId, Micros};
@@ -30,7 +30,6 @@ pub(super) fn check(evidence: &Evidence, report: &mut Report) {
     }
     arrivals(evidence, report);
     releases(evidence, report);
-    report.findings.dedup();
 }
 
 fn account(id: i64) -> Option<AccountId> {
@@ -150,7 +149,7 @@ fn arrivals(evidence: &Evidence, report: &mut Report) {
             known.iter().filter(|(committed, _)| *committed <= at).map(|(_, until)| *until).max();
         let end = until.map_or(Micros(0), |until| Micros(until.0 - fence.as_micros() as i64));
         let allowed = end.plus(ON_THE_WAY);
-        if at > allowed && !is_delayed(evidence, node, at) {
+        if at > allowed && !evidence.is_delayed(node, at, ON_THE_WAY) {
             let late = at.since(end);
             let what = format!(
                 "{node} under token {}: arrived {late:?} after its trust in the lease must have ended",
@@ -160,18 +159,6 @@ fn arrivals(evidence: &Evidence, report: &mut Report) {
             report.findings.push(Finding { law, at, account, copy: None, what });
         }
     }
-}
-
-/// Something stood between this node and the broker, or the node itself stood still.
-fn is_delayed(evidence: &Evidence, node: &str, at: Micros) -> bool {
-    const DELAYING: &[&str] =
-        &["latency", "black_hole", "half_open", "cut_broker", "freeze_short", "freeze_long"];
-    evidence.spans.iter().any(|span| {
-        DELAYING.contains(&span.kind)
-            && span.node.as_ref().is_some_and(|name| is_of(node, name))
-            && span.from <= at
-            && at <= span.until.plus(ON_THE_WAY)
-    })
 }
 
 /// S20: after a release nothing arrives under its token.
@@ -223,6 +210,7 @@ fn takeovers(evidence: &Evidence, rows: &[AuditRow], report: &mut Report) {
                 // Who took over was itself disturbed, or the whole world was.
                 let excused = evidence.disturbed(claim.at, row.at)
                     || evidence.disturbed(Micros(claim.at.0 - 1_000_000), claim.at)
+                    || evidence.lagged(renewed, row.at)
                     || claim.at.since(renewed) > timing::TAKEOVER_MAX;
                 if took > timing::TAKEOVER_MAX && !excused {
                     let what =

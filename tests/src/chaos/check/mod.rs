@@ -158,7 +158,9 @@ impl Evidence {
         database::check(self, &mut report);
         bus::check(self, &mut report);
         nodes::check(self, &mut report);
-        report.findings.sort_by_key(|finding| (finding.at, finding.law));
+        // What was committed before a promotion is in both audits.
+        report.findings.sort_by(|a, b| (a.at, a.law, &a.what).cmp(&(b.at, b.law, &b.what)));
+        report.findings.dedup();
         report
     }
 
@@ -186,11 +188,32 @@ impl Evidence {
         })
     }
 
+    /// The machine was too busy to run everybody at once.
+    fn lagged(&self, from: Micros, until: Micros) -> bool {
+        let lags = self.spans.iter().filter(|span| span.kind == MACHINE_LAG);
+        lags.into_iter().any(|span| span.from <= until && from <= span.until)
+    }
+
+    /// Something stood between this node and the broker, or the node itself stood still.
+    fn is_delayed(&self, node: &str, at: Micros, allowed: Duration) -> bool {
+        const DELAYING: &[&str] =
+            &["latency", "black_hole", "half_open", "cut_broker", "freeze_short", "freeze_long"];
+        self.spans.iter().any(|span| {
+            DELAYING.contains(&span.kind)
+                && span.node.as_ref().is_some_and(|name| is_of(node, name))
+                && span.from <= at
+                && at <= span.until.plus(allowed)
+        })
+    }
+
     /// Whether a fault held at a time, at a node or anywhere.
     fn disturbed(&self, from: Micros, until: Micros) -> bool {
         self.spans.iter().any(|span| span.from <= until && from <= span.until)
     }
 }
+
+/// The word of a span in which the harness itself was woken late.
+pub const MACHINE_LAG: &str = "machine_lag";
 
 /// So long after a node goes on, what it had checked before is on the wire.
 const LATE_SEND: Duration = Duration::from_secs(2);

@@ -51,6 +51,10 @@ pub enum Noted {
         account: AccountId,
         token: i64,
     },
+    SessionCut {
+        account: AccountId,
+        token: i64,
+    },
     Applied {
         account: AccountId,
         token: i64,
@@ -78,6 +82,7 @@ impl Noted {
             Noted::TenureBegins { account, token, .. }
             | Noted::TenureEnds { account, token, .. }
             | Noted::SessionOpened { account, token }
+            | Noted::SessionCut { account, token }
             | Noted::Applied { account, token, .. }
             | Noted::Answered { account, token, .. } => Some((*account, *token)),
             Noted::Planned(plan) => Some((plan.account, plan.token)),
@@ -150,6 +155,7 @@ pub(super) fn check(evidence: &Evidence, report: &mut Report) {
             | Noted::Answered { .. }
             | Noted::Dropped { .. } => {}
             Noted::SessionOpened { .. } => told.session_is_open = true,
+            Noted::SessionCut { .. } => told.session_is_open = false,
             Noted::Applied { master, epoch, seq, ticket, .. } => {
                 let wrong = told.apply(*master, (*epoch, *seq), *ticket);
                 find(report, Law::S11, note, account, None, wrong);
@@ -334,6 +340,13 @@ fn releases_with_orders_out(evidence: &Evidence, report: &mut Report) {
             Noted::Sent(sent) => {
                 let of_tenure = orders.entry((&note.node, sent.account, sent.token)).or_default();
                 of_tenure.insert(sent.attempt, (note.at_us, None));
+            }
+            // What was out is looked for from then on, and settled before a release.
+            Noted::SessionCut { account, token } => {
+                let of_tenure = orders.entry((&note.node, *account, *token)).or_default();
+                for (_, answered) in of_tenure.values_mut() {
+                    answered.get_or_insert(note.at_us);
+                }
             }
             Noted::Answered { account, token, attempt, .. } => {
                 let of_tenure = orders.entry((&note.node, *account, *token)).or_default();
