@@ -5,7 +5,7 @@ use super::timing;
 use super::world::World;
 use crate::oracle::State;
 use paper::ledger::{Fact, LedgerRow, RequestFact, TradeEventKind, TradeFact};
-use paper::protocol::Instruction;
+use paper::protocol::{Instruction, OrderReply};
 use schemas::{AccountId, FollowerTicket, LinkId};
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -20,6 +20,8 @@ pub struct Books {
     pub open: BTreeMap<(i64, i64), i64>,
     /// Copies that were ever opened.
     pub opened: BTreeSet<Copy>,
+    /// Copies of which an open was refused.
+    pub refused: BTreeSet<Copy>,
     /// See [`late_copies`].
     pub late: BTreeSet<Copy>,
     tickets: BTreeMap<(AccountId, FollowerTicket), Copy>,
@@ -66,6 +68,10 @@ impl Books {
                 Fact::Request(request) => {
                     if row.at_us.since(sent_at(row, request)) > timing::longest_answer() {
                         self.late.extend(self.copy_of(request));
+                    }
+                    let opens = matches!(request.instruction, Instruction::Open { .. });
+                    if opens && matches!(request.reply, OrderReply::Rejected(_)) {
+                        self.refused.extend(self.copy_of(request));
                     }
                 }
                 Fact::Trade(fact) => {

@@ -37,7 +37,7 @@ const LOOK_EVERY: Duration = Duration::from_millis(300);
 /// How often the machine's lag is looked at.
 const LAG_EVERY: Duration = Duration::from_millis(50);
 /// A lag that makes everything else late as well.
-const LAG_LONG: Duration = Duration::from_millis(250);
+const LAG_LONG: Duration = Duration::from_millis(100);
 /// Words about one settle check at most.
 const WORDS_MAX: usize = 30;
 
@@ -267,16 +267,22 @@ fn copies_that_differ(
 }
 
 /// Copies of which nothing is missing: their open was sent, was never answered, and was not found
-/// at the broker, which has none either; it is never sent again (H11). And those of which the
-/// broker has carried an order out later than anybody waits for one.
+/// at the broker, which has none either; it is never sent again (H11). Or it was refused with
+/// another price as often as it is tried (case 32). And those of which the broker has carried an
+/// order out later than anybody waits for one.
 async fn given_up(world: &World, books: &Books) -> Done<BTreeSet<Copy>> {
     let rows = sqlx::query(
-        "select link_id, master_ticket from pairs where state = 'failed' and reason = 'never_arrived'",
+        "select link_id, master_ticket, reason from pairs \
+         where state = 'failed' and reason in ('never_arrived', 'rejected_requote')",
     );
     let mut given_up = BTreeSet::new();
     for row in rows.fetch_all(&mut world.database().await?).await? {
         let ticket: i64 = row.try_get("master_ticket")?;
-        given_up.insert((LinkId::from_i64(row.try_get("link_id")?)?, ticket.unsigned_abs()));
+        let copy = (LinkId::from_i64(row.try_get("link_id")?)?, ticket.unsigned_abs());
+        let reason: String = row.try_get("reason")?;
+        if reason == "never_arrived" || books.refused.contains(&copy) {
+            given_up.insert(copy);
+        }
     }
     given_up.retain(|copy| !books.opened.contains(copy));
     given_up.extend(&books.late);
