@@ -268,7 +268,7 @@ async fn revoke_writes(world: &World, lasts: Duration) -> Done {
 }
 
 /// A burst of trades, the kill, and their closes while somebody else takes the accounts over:
-/// the lease of a killed node ends 4 to 6 s after its last renewal.
+/// the lease of a killed node ends 9 to 10 s after it.
 async fn burst_in_takeover(node: &NodeSite, wisher: &Wisher, fault: Fault) -> Done {
     wisher.ask(|| Wish::OpenBurst).await;
     tokio::time::sleep(Duration::from_millis(fault.dice % 400)).await;

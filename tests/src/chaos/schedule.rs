@@ -164,25 +164,25 @@ impl Kind {
         }
     }
 
-    /// Shortest and longest time it lasts, in milliseconds; a lease is 6 s.
+    /// Shortest and longest time it lasts, in milliseconds; a lease is 10 s.
     fn lasts_ms(self) -> (u64, u64) {
         match self {
-            Kind::CutDatabase => (7_000, 11_000),
+            Kind::CutDatabase => (9_000, 14_000),
             Kind::CutBus | Kind::CutBroker | Kind::HalfOpen => (5_000, 10_000),
             Kind::Latency | Kind::Reset | Kind::MasterCut => (4_000, 8_000),
-            Kind::BlackHole => (3_000, 11_000),
-            Kind::FreezeShort => (1_000, 4_500),
-            Kind::FreezeLong => (8_000, 13_000),
+            Kind::BlackHole => (3_000, 13_000),
+            Kind::FreezeShort => (1_000, 7_000),
+            Kind::FreezeLong => (11_000, 16_000),
             // The time until it is started again.
             Kind::Kill | Kind::BurstInTakeover => (3_000, 3_000),
             Kind::HandOver => (1_000, 3_000),
-            Kind::Twin => (5_000, 9_000),
+            Kind::Twin => (5_000, 12_000),
             Kind::NatsKill => (3_000, 8_000),
             Kind::NatsFreeze => (5_000, 14_000),
             Kind::LameDuck => (1_000, 1_000),
             // How long the primary goes on unheard.
             Kind::Promote => (1_500, 4_000),
-            Kind::LockRow => (7_000, 9_000),
+            Kind::LockRow => (11_000, 13_000),
             Kind::RevokeWrites => (4_000, 9_000),
             Kind::LateAnswers
             | Kind::LostAnswers

@@ -61,7 +61,7 @@ impl Planted {
         planted
     }
 
-    /// The lease of the follower goes from one tenure to another, or on; it ends 6 s later, or
+    /// The lease of the follower goes from one tenure to another, or on; it ends a lease later, or
     /// never was.
     fn lease(
         &mut self,
@@ -301,11 +301,12 @@ fn a_margin_below_zero_breaks_s2() {
 #[test]
 fn an_order_after_the_lease_less_the_fence_breaks_s2_whatever_it_states() {
     let mut planted = Planted::new();
-    // The last renewal was at 29 s: trust ends 3 s later.
-    planted.open(33.6, (OLD, 3), 1, "0.20");
+    // The last renewal was at 29 s; half of the fence is for the way to the broker.
+    let end = 29.0 + (timing::LEASE - timing::FENCE / 2).as_secs_f64();
+    planted.open(end + 0.1, (OLD, 3), 1, "0.20");
     planted.breaks(Law::S2);
     let mut in_time = Planted::new();
-    in_time.open(32.5, (OLD, 3), 1, "0.20");
+    in_time.open(end - 0.1, (OLD, 3), 1, "0.20");
     assert!(in_time.check().findings.is_empty());
 }
 
@@ -519,7 +520,8 @@ fn a_takeover_that_takes_too_long_breaks_l1() {
     let takeover = |seconds: f64| {
         let mut planted = Planted::new();
         // The last renewal was at 29 s.
-        planted.lease(35.5, (3, Some(OLD)), (4, Some(NEW)), Some(35.0));
+        let end = 29.0 + timing::LEASE.as_secs_f64();
+        planted.lease(end + 0.5, (3, Some(OLD)), (4, Some(NEW)), Some(end));
         planted.commit(29.0 + seconds, status(4));
         planted
     };
