@@ -490,7 +490,7 @@ fn execute(w: &mut World, who: Who, account: AccountId, effects: Vec<Effect>) {
             }
             Effect::Persist(pair) => persist(w, who, account, *pair),
             Effect::Record(record) => keep_record(w, who, account, *record),
-            Effect::Planned { reason, steps, held, duplicates } => {
+            Effect::Planned { reason, steps, held, duplicates, .. } => {
                 w.note(|| {
                     format!(
                         "node {} plans {account} ({}): {steps:?}{}",

@@ -238,12 +238,7 @@ impl Manager {
     }
 
     async fn on_ended(&mut self, tenure: TenureKey, how: Ended) {
-        let word = match how {
-            Ended::Drained => "drained",
-            Ended::NotDrained => "not_drained",
-            Ended::Unserved { .. } => "unserved",
-            Ended::Stopped => "stopped",
-        };
+        let word = how.as_str();
         metrics::counter!(names::TENURES_ENDED, "how" => word).increment(1);
         tracing::info!(account = %tenure.account, token = %tenure.token, how = word, "tenure ends");
         let wanted = self.running.remove(&tenure.account).map(|running| *running.wanted.borrow());

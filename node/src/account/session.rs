@@ -155,6 +155,7 @@ impl Ended {
         match self {
             Ended::Drained => "drained",
             Ended::NotDrained => "not_drained",
+            Ended::Unserved { .. } => "unserved",
             Ended::Stopped => "stopped",
         }
     }
