@@ -1,6 +1,5 @@
 //! A node that is cut off from the database alone.
 
-use bus::{ClientSettings, FeedSettings, Feeds, connect};
 use devstack::{FaultMode, FaultProxy, shared_postgres};
 use lockstep::directory;
 use lockstep_tests::master::Master;
@@ -15,9 +14,6 @@ use std::time::{Duration, Instant};
 
 /// Lease less fence of the short settings: how long a node trusts its last renewal.
 const TRUSTED: Duration = Duration::from_millis(2500);
-/// Bursts of the master while nobody may copy, and the trades that each opens and closes.
-const BURSTS: usize = 150;
-const BURST: usize = 20;
 /// Trades that the master keeps open while it goes on.
 const OPEN_MAX: usize = 5;
 const FOLLOWERS: usize = 6;
@@ -112,52 +108,6 @@ async fn a_node_cut_from_the_database_stops_by_its_own_deadline_and_the_new_owne
          and written_at > $1"
     );
     assert_eq!(count(&mut db, &live, taken_at).await, 0, "live rows of the old owner went in");
-}
-
-// What was told during the hole waits in the feed's queue, and the read of the return is answered
-// before that queue is empty: a plan from there would open what the master has closed since.
-#[tokio::test]
-async fn a_node_that_gets_its_permission_back_opens_nothing_that_the_master_closed_in_the_hole() {
-    let mut world = World::start("returning").await;
-    let account = world.add_external_account("master").await;
-    world.add_followers(account, 1).await;
-    let mut db = world.database().await;
-    let mut master = Master::start(vec![world.bus.url(0)], account).await;
-    let proxy = FaultProxy::start(shared_postgres().await.unwrap().addr()).await.unwrap();
-    let a = world.node("a").database(world.database_url_by(&proxy)).start();
-    world.until_copying().await;
-    // Another listener, to know what has been heard.
-    let client = connect(&ClientSettings::new(vec![world.bus.url(0)], "listener")).await.unwrap();
-    let feeds = Feeds::new(client, FeedSettings::default(), tokio::runtime::Handle::current());
-    let (sender, _unread) = tokio::sync::mpsc::channel(1);
-    let feed = feeds.attach(account, account, sender);
-    let before = master.open_many(3, "0.10");
-    world.until_equal(SOON, |_| State::of_book(&master.book)).await;
-    let owned = world.owned_by(&a).await;
-
-    proxy.set_mode(FaultMode::BlackHole).await.unwrap();
-    until("the lease has run out, and the permission with it", SOON, async || {
-        let query = "select lease_until < clock_timestamp() from trading_accounts where id = $1";
-        let follower = owned.keys().next().unwrap().as_i64();
-        let over: bool = sqlx::query_scalar(query).bind(follower).fetch_one(&mut db).await.unwrap();
-        over.then_some(())
-    })
-    .await;
-    master.close_many(&before);
-    for _ in 0..BURSTS {
-        let burst = master.open_many(BURST, "0.10");
-        master.close_many(&burst);
-    }
-    let kept = master.open_many(2, "0.20");
-    let said = Some(master.handle.position());
-    until("everything was heard", SOON, async || (feed.status().position == said).then_some(()))
-        .await;
-    proxy.set_mode(FaultMode::Pass).await.unwrap();
-    let ledger = world.until_equal(TAKEOVER, |_| State::of_book(&master.book)).await;
-    assert_clean(&ledger);
-    let opened = orders(&ledger).into_iter().filter(|order| order.is_opening).count();
-    assert_eq!(opened, before.len() + kept.len(), "it opened what the master had closed");
-    assert_eq!(world.owned_by(&a).await, owned, "nobody else had it");
 }
 
 async fn database_time(db: &mut PgConnection) -> OffsetDateTime {

@@ -81,3 +81,40 @@ impl Args {
         self.mode.unwrap_or(if seed.is_multiple_of(2) { Mode::Safety } else { Mode::Liveness })
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use plan::{Plan, SECOND};
+
+    fn trace(seed: u64) -> Vec<String> {
+        let mut plan = Plan::draw(seed, Mode::Safety);
+        plan.ends = 150 * SECOND;
+        let mut world = world::World::new(plan, true);
+        world.run();
+        assert!(world.oracle.violation.is_none(), "{:?}", world.oracle.violation);
+        world.trace.expect("it was asked for")
+    }
+
+    #[test]
+    fn one_seed_gives_the_same_trace_byte_for_byte() {
+        for seed in [3, 8] {
+            let (first, second) = (trace(seed), trace(seed));
+            assert!(first.len() > 100, "seed {seed} tells nothing: {} lines", first.len());
+            let differs = first.iter().zip(&second).find(|(one, other)| one != other);
+            assert_eq!(differs, None, "seed {seed}");
+            assert_eq!(first.len(), second.len(), "seed {seed}");
+        }
+    }
+
+    #[test]
+    fn another_seed_is_another_world() {
+        assert_ne!(trace(3), trace(4));
+    }
+
+    #[test]
+    fn a_plan_of_a_seed_is_always_the_same() {
+        let plans = [1, 1].map(|seed| format!("{:?}", Plan::draw(seed, Mode::Liveness)));
+        assert_eq!(plans[0], plans[1]);
+    }
+}

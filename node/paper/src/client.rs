@@ -33,7 +33,7 @@ use schemas::{
 };
 use serde::de::DeserializeOwned;
 use serde_json::value::RawValue;
-use std::collections::HashMap;
+use std::collections::BTreeMap;
 use std::future::Future;
 use std::pin::Pin;
 use std::sync::Arc;
@@ -408,9 +408,9 @@ type Answer = Result<Box<RawValue>, FieldError>;
 
 #[derive(Debug, Default)]
 struct Table {
-    answers: HashMap<u64, oneshot::Sender<Answer>>,
-    routes: HashMap<AccountId, Route>,
-    quotes: HashMap<Symbol, Quote>,
+    answers: BTreeMap<u64, oneshot::Sender<Answer>>,
+    routes: BTreeMap<AccountId, Route>,
+    quotes: BTreeMap<Symbol, Quote>,
 }
 
 #[derive(Debug, Default)]

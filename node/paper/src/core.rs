@@ -23,7 +23,7 @@ use crate::wire;
 use bytes::Bytes;
 use schemas::{AccountId, Quote, Symbol};
 use serde::Serialize;
-use std::collections::{BTreeMap, BTreeSet, HashMap};
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use std::time::Duration;
 use tokio::sync::{Notify, mpsc};
@@ -56,7 +56,7 @@ pub(crate) struct Core {
     ledger: Ledger,
     file: Option<LedgerFile>,
     peers: BTreeMap<u64, Peer>,
-    listeners: HashMap<AccountId, BTreeSet<u64>>,
+    listeners: BTreeMap<AccountId, BTreeSet<u64>>,
     last_connection: u64,
 }
 
@@ -102,7 +102,7 @@ impl Core {
             ledger: Ledger::default(),
             file,
             peers: BTreeMap::new(),
-            listeners: HashMap::new(),
+            listeners: BTreeMap::new(),
             last_connection: 0,
         }
     }

@@ -808,7 +808,7 @@ impl<'a> From<&'a BrokerPending> for Appeared<'a> {
 
 impl Master {
     /// What the master has under a ticket.
-    fn wanted(&self, ticket: MasterTicket) -> Option<MasterView<'_>> {
+    pub(super) fn wanted(&self, ticket: MasterTicket) -> Option<MasterView<'_>> {
         let book = &self.snapshot.book;
         let position = book.positions.get(&ticket).map(MasterView::Position);
         position.or_else(|| book.pendings.get(&ticket).map(MasterView::Pending))

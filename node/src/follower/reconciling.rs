@@ -223,14 +223,25 @@ impl Follower {
             })
     }
 
-    fn wait_for_notes(&mut self, now: Now, id: LinkId, notes: &[Note]) {
-        let maybe_copied = notes.iter().filter_map(|note| match note {
+    /// Which tickets an unexplained trade may be the copy of. An order that was one of them stays
+    /// one when it fills, as long as anything is unexplained: its fill is as new as any, and its
+    /// copy is not.
+    fn note_maybe_copied(&mut self, id: LinkId, notes: &[Note]) {
+        let now = notes.iter().filter_map(|note| match note {
             Note::Waiting { ticket, why: WaitReason::StrayMayBeCopy } => Some(*ticket),
             Note::Waiting { .. } | Note::ReportOrphan { .. } => None,
         });
-        if let Some(link) = self.links.get_mut(&id) {
-            link.maybe_copied = maybe_copied.collect();
-        }
+        let is_unexplained = notes.iter().any(|note| matches!(note, Note::ReportOrphan { .. }));
+        let Some(link) = self.links.get_mut(&id) else { return };
+        let master = self.masters.get(&link.rules.master);
+        let is_held = |ticket: &MasterTicket| master.is_some_and(|m| m.wanted(*ticket).is_some());
+        let has_row = |ticket: &MasterTicket| link.pairs.main(*ticket).is_some();
+        link.maybe_copied.retain(|t| is_unexplained && is_held(t) && !has_row(t));
+        link.maybe_copied.extend(now);
+    }
+
+    fn wait_for_notes(&mut self, now: Now, id: LinkId, notes: &[Note]) {
+        self.note_maybe_copied(id, notes);
         let looks_again = notes.iter().any(|note| {
             matches!(
                 note,
@@ -271,6 +282,11 @@ impl Follower {
             })
             .collect();
         let Some(link) = self.links.get_mut(&id) else { return };
+        let is_unsure = |action: &CopyAction| {
+            link.maybe_copied.contains(&action.master_ticket)
+                && action.steps.iter().any(super::live::begins_copy)
+        };
+        let actions: Vec<CopyAction> = actions.into_iter().filter(|a| !is_unsure(a)).collect();
         if actions.is_empty() {
             link.rounds = 0;
             return;

@@ -1,6 +1,6 @@
 //! What the next owner of a follower must not do with what the last one left.
 
-use super::world::{LINK, MASTER, Setup, World, key, link, price, rules, seconds};
+use super::world::{LINK, MASTER, Setup, TICK, World, key, link, price, rules, seconds};
 use crate::follower::Input;
 use paper::protocol::{OpenComment, Style};
 use reconcile::{LinkMode, LinkRules, PairState, Pairs};
@@ -133,7 +133,12 @@ fn the_fill_of_an_order_whose_copy_may_be_waiting_unexplained_opens_nothing() {
         let position = MasterPosition { open_price: Some(price("1.09")), ..world.position(101) };
         world.change(Change::PendingFilled(position));
         world.answer_everything();
-        world.calm(seconds(5));
+        // The market is near the fill, so that nothing but the doubt holds the next plans back.
+        for _ in 0..150 {
+            world.quote("1.09003", "1.09005");
+            world.pass(TICK);
+            world.answer_everything();
+        }
         assert_eq!(world.actions(101), ["place"]);
         assert_eq!((world.pendings().len(), world.positions().len()), (2, 0));
     }
