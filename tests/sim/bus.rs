@@ -150,7 +150,16 @@ pub(crate) fn look(w: &mut World, who: Who) {
 
 pub(crate) fn subscribe(w: &mut World, who: Who, master: AccountId) {
     let connection = w.process(who).bus;
-    if !connection.is_up || !w.can_send(who.node) {
+    if !connection.is_up || !w.process(who).feeds.contains_key(&master) {
+        return;
+    }
+    if !w.can_send(who.node) {
+        // It waits in the socket, unless the connection ends first.
+        w.after(500 * MS, Some(who), move |w| {
+            if w.process(who).bus.number == connection.number {
+                subscribe(w, who, master);
+            }
+        });
         return;
     }
     let since = w.now + w.bus_latency();

@@ -325,7 +325,7 @@ fn close_decided(w: &mut World, id: AccountId, ticket: FollowerTicket) {
     };
     let is_open = truth_of(w, key.link).is_some_and(|b| b.positions.contains_key(&key.ticket));
     // A copy whose order came later than any answer may have been given up before.
-    let came_late = w.oracle.opened.get(&key).is_some_and(|all| all.iter().any(|o| o.is_excused))
+    let came_late = w.oracle.came_late.contains(&key)
         // A waiting order of a link that only closes is cancelled, or closed as it fills.
         || w.links.get(&key.link).is_some_and(|facts| facts.rules.mode == LinkMode::CloseOnly);
     if is_open && !came_late && copies_held(w, id, key) < 2 {
@@ -339,7 +339,7 @@ fn close_decided(w: &mut World, id: AccountId, ticket: FollowerTicket) {
 fn cancel_decided(w: &mut World, id: AccountId, ticket: FollowerTicket, key: TicketKey) {
     let restricted = w.links.get(&key.link).is_some_and(|facts| facts.was_restricted);
     let waits = truth_of(w, key.link).is_some_and(|b| b.pendings.contains_key(&key.ticket));
-    let came_late = w.oracle.opened.get(&key).is_some_and(|all| all.iter().any(|o| o.is_excused));
+    let came_late = w.oracle.came_late.contains(&key);
     if waits && !restricted && !came_late && copies_held(w, id, key) < 2 {
         w.violate(
             "S7",
@@ -354,10 +354,14 @@ pub(crate) fn order_arrived(w: &mut World, order: &Order) {
         w.violate("S1", format!("an order under a token that was never claimed: {order:?}"));
         return;
     };
+    // A failover may take a claim back. When every lease under it has run out, the tenure before it
+    // is the one that counts, and may begin anew.
+    let over = us(LEASE) + us(FENCE);
+    let taken_back = w.db.jumped_at.is_some_and(|at| w.now >= at + over);
     let highest = w.oracle.arrived.entry(order.account).or_default();
     let is_late = place < *highest;
-    *highest = (*highest).max(place);
-    if !is_late {
+    *highest = if taken_back { place } else { (*highest).max(place) };
+    if !is_late || taken_back {
         return;
     }
     if order.is_excused || w.oracle.overlaps.contains(&order.account) {
