@@ -28,6 +28,7 @@ use std::time::{Duration, Instant};
 /// Metrics without a series under the load of the test, and why.
 const MAY_BE_EMPTY: &[(&str, &str)] = &[
     ("lockstep_lease_database_steps_total", "the database's clock does not step"),
+    ("lockstep_lease_abandoned_total", "no session fails for long"),
     ("lockstep_gate_dropped_total", "no order is on its way at the moment a lease is lost"),
     ("lockstep_gate_revocations_total", "the machine may or may not stall long enough"),
     ("lockstep_bus_messages_dropped_total", "every message is used"),

@@ -66,6 +66,8 @@ pub(crate) struct Db {
     pub(crate) server: u64,
     /// When its time or its history jumped last.
     pub(crate) jumped_at: Option<u64>,
+    /// When commits were lost last.
+    pub(crate) failed_over_at: Option<u64>,
 }
 
 impl Db {
@@ -102,6 +104,7 @@ impl Db {
             timeline: 1,
             server: 1,
             jumped_at: None,
+            failed_over_at: None,
         }
     }
 

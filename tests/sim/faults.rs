@@ -89,6 +89,7 @@ fn fail_over(w: &mut World) {
     w.db.committed = replica;
     w.db.timeline += 1;
     w.db.jumped_at = Some(w.now);
+    w.db.failed_over_at = Some(w.now);
     w.db.restart();
     crate::oracle::history_lost(w);
 }

@@ -357,7 +357,7 @@ pub(crate) fn order_arrived(w: &mut World, order: &Order) {
     // A failover may take a claim back. When every lease under it has run out, the tenure before it
     // is the one that counts, and may begin anew.
     let over = us(LEASE) + us(FENCE);
-    let taken_back = w.db.jumped_at.is_some_and(|at| w.now >= at + over);
+    let taken_back = w.db.failed_over_at.is_some_and(|at| w.now >= at + over);
     let highest = w.oracle.arrived.entry(order.account).or_default();
     let is_late = place < *highest;
     *highest = if taken_back { place } else { (*highest).max(place) };

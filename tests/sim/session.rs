@@ -1077,6 +1077,10 @@ pub(crate) fn asked(
 ) {
     let Some(session) = get(w, who, account) else { return };
     let Some(leading) = &mut session.lead else { return };
+    if let Some(heard) = heard {
+        // A database that lost commits may have forgotten an epoch that others remember (H28).
+        leading.core.hear(heard, Seq::ZERO);
+    }
     leading.askers.push((asker, heard, number));
     pump_publisher(w, who, account);
 }
