@@ -268,19 +268,21 @@ fn copies_that_differ(
 
 /// Copies of which nothing is missing: their open was sent, was never answered, and was not found
 /// at the broker, which has none either; it is never sent again (H11). Or it was refused with
-/// another price as often as it is tried (case 32). And those of which the broker has carried an
+/// another price as often as it is tried (case 32), or skipped because the read that it was decided
+/// from took longer than a quote is fresh (H57, H58). And those of which the broker has carried an
 /// order out later than anybody waits for one.
 async fn given_up(world: &World, books: &Books) -> Done<BTreeSet<Copy>> {
     let rows = sqlx::query(
         "select link_id, master_ticket, reason from pairs \
-         where state = 'failed' and reason in ('never_arrived', 'rejected_requote')",
+         where (state = 'failed' and reason in ('never_arrived', 'rejected_requote')) \
+            or (state = 'skipped' and reason = 'stale_quote')",
     );
     let mut given_up = BTreeSet::new();
     for row in rows.fetch_all(&mut world.database().await?).await? {
         let ticket: i64 = row.try_get("master_ticket")?;
         let copy = (LinkId::from_i64(row.try_get("link_id")?)?, ticket.unsigned_abs());
         let reason: String = row.try_get("reason")?;
-        if reason == "never_arrived" || books.refused.contains(&copy) {
+        if reason != "rejected_requote" || books.refused.contains(&copy) {
             given_up.insert(copy);
         }
     }
