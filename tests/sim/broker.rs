@@ -420,7 +420,7 @@ pub(crate) fn log_in(
     });
 }
 
-/// What the broker lists of an account to this session: not complete before its sync mark.
+/// What the broker lists of an account on this connection: not complete before its sync mark.
 fn listed(w: &World, number: u64, id: AccountId) -> AccountSnapshot {
     let book = w.brokers.engine.book(w.broker_now(), id).expect("declared");
     let is_synced = w.brokers.connections.get(&number).is_some_and(|c| w.now >= c.synced_at);
