@@ -125,6 +125,14 @@ impl Brokers {
     }
 }
 
+impl Brokers {
+    /// The sessions of an account that the broker still serves.
+    pub(crate) fn sessions_of(&self, id: AccountId) -> Vec<u64> {
+        let of_account = self.connections.iter().filter(|(_, c)| c.account == id && !c.is_gone);
+        of_account.map(|(number, _)| *number).collect()
+    }
+}
+
 /// One master trades at a broker that renumbers.
 fn master_style(plan: &Plan, id: u64) -> Style {
     if (plan.seed + id).is_multiple_of(3) { Style::Mt4 } else { Style::Mt5 }
@@ -169,7 +177,7 @@ fn move_prices(w: &mut World) {
     let mut effects = Effects::default();
     let now = w.broker_now();
     w.brokers.engine.feed(now, &quotes, &mut effects).expect("declared symbols");
-    tell(w, effects, None);
+    tell(w, effects);
     let wait = if w.now < w.plan.faults_until { w.rng.range(500 * MS, 2 * SECOND) } else { SECOND };
     w.after(wait, None, move_prices);
 }
@@ -313,25 +321,19 @@ pub(crate) fn by_hand(
         .order(now, id, None, &instruction, settings, &mut effects)
         .expect("declared");
     w.note(|| format!("account {id} by hand: {instruction:?} -> {reply:?}"));
-    tell(w, effects, None);
+    tell(w, effects);
     match reply {
         OrderReply::Done(done) => Some(done.ticket),
         _ => None,
     }
 }
 
-/// Tells the sessions what changed. `order`: the one that changed it, with its key.
-fn tell(w: &mut World, effects: Effects, order: Option<&Order>) {
+/// Tells the sessions what changed.
+fn tell(w: &mut World, effects: Effects) {
     for (id, push) in effects.changes {
         let Push::Change { change, funds, .. } = push else { continue };
-        crate::oracle::account_changed(w, id, &change, order);
-        let numbers: Vec<u64> = w
-            .brokers
-            .connections
-            .iter()
-            .filter(|(_, c)| c.account == id && !c.is_gone)
-            .map(|(number, _)| *number)
-            .collect();
+        crate::oracle::account_changed(w, id, &change);
+        let numbers = w.brokers.sessions_of(id);
         for number in numbers {
             let event = event_of(change.clone());
             let funds = funds.clone();
@@ -379,13 +381,7 @@ pub(crate) fn log_in(
     w.after(there, None, move |w| {
         let now = w.now;
         // A second session of an account ends the first.
-        let older: Vec<u64> = w
-            .brokers
-            .connections
-            .iter()
-            .filter(|(_, c)| c.account == id && !c.is_gone)
-            .map(|(number, _)| *number)
-            .collect();
+        let older = w.brokers.sessions_of(id);
         for number in older {
             w.reach("session_kicked");
             drop_connection(w, number);
@@ -586,7 +582,7 @@ fn carry_out(w: &mut World, order: &Order) -> OrderReply {
         .order(now, order.account, Some(&meta), &instruction, Settings::default(), &mut effects)
         .expect("declared");
     crate::oracle::order_executed(w, order, &reply);
-    tell(w, effects, Some(order));
+    tell(w, effects);
     reply
 }
 

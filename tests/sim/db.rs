@@ -385,6 +385,20 @@ pub(crate) fn load(
     follower: AccountId,
     then: impl FnOnce(&mut World, Option<(LoadedPairs, Option<Epoch>)>) + 'static,
 ) {
+    let read = move |w: &mut World| {
+        let loaded = w.db.committed.tables.load_pairs(follower);
+        (loaded, w.db.committed.epochs.get(&follower).copied())
+    };
+    ask(w, who, read, then);
+}
+
+/// One statement there and its answer back; nothing where the database is not reached.
+fn ask<T: 'static>(
+    w: &mut World,
+    who: Who,
+    statement: impl FnOnce(&mut World) -> T + 'static,
+    then: impl FnOnce(&mut World, Option<T>) + 'static,
+) {
     if w.way_to_db(who.node) != Way::Open {
         let wait = w.rng.range(10 * MS, 5 * SECOND);
         w.after(wait, Some(who), move |w| then(w, None));
@@ -393,10 +407,9 @@ pub(crate) fn load(
     let at = w.now + w.db_latency();
     let at = w.db_works_at(at);
     w.at(at, None, move |w| {
-        let loaded = w.db.committed.tables.load_pairs(follower);
-        let epoch = w.db.committed.epochs.get(&follower).copied();
+        let answer = statement(w);
         let back = w.db_latency();
-        w.after(back, Some(who), move |w| then(w, Some((loaded, epoch))));
+        w.after(back, Some(who), move |w| then(w, Some(answer)));
     });
 }
 
@@ -410,22 +423,15 @@ pub(crate) fn store_epoch(
     epoch: Epoch,
     then: impl FnOnce(&mut World, Option<bool>) + 'static,
 ) {
-    if w.way_to_db(who.node) != Way::Open {
-        let wait = w.rng.range(10 * MS, 5 * SECOND);
-        w.after(wait, Some(who), move |w| then(w, None));
-        return;
-    }
-    let at = w.now + w.db_latency();
-    let at = w.db_works_at(at);
-    w.at(at, None, move |w| {
+    let store = move |w: &mut World| {
         let stored = w.db.owner(id).is_some_and(|(_, held)| held == token);
         if stored {
             let kept = w.db.committed.epochs.entry(id).or_insert(epoch);
             *kept = (*kept).max(epoch);
         }
-        let back = w.db_latency();
-        w.after(back, Some(who), move |w| then(w, Some(stored)));
-    });
+        stored
+    };
+    ask(w, who, store, then);
 }
 
 /// Remembers under the lease token that a link's broker keeps no tags.
@@ -505,7 +511,7 @@ fn commit_batch(
     });
     let result =
         if bad.is_some_and(|share| w.rng.chance(share)) && batch.kind() != RowKind::PairEnded {
-            refuse(w, &batch)
+            refuse(w)
         } else {
             let before = crate::oracle::stored_before(w, &batch);
             let tables = &mut w.db.committed.tables;
@@ -526,9 +532,8 @@ fn commit_batch(
 }
 
 /// A refusal that may pass: a deadlock, a server that shuts down, or a lock.
-fn refuse(w: &mut World, batch: &Batch) -> Result<Vec<RowOutcome>, WriteError> {
+fn refuse(w: &mut World) -> Result<Vec<RowOutcome>, WriteError> {
     let sqlstate = *w.rng.pick(&["40P01", "57P01", "55P03", "40001"]);
-    let _rows = batch.len();
     Err(WriteError::Refused {
         sqlstate: sqlstate.to_owned(),
         constraint: None,

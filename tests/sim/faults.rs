@@ -51,13 +51,7 @@ fn begin(w: &mut World, place: usize, scheduled: &Scheduled) {
         }
         Fault::BrokerDrop { account: id } => {
             let id = account(id);
-            let numbers: Vec<u64> = w
-                .brokers
-                .connections
-                .iter()
-                .filter(|(_, c)| c.account == id && !c.is_gone)
-                .map(|(number, _)| *number)
-                .collect();
+            let numbers = w.brokers.sessions_of(id);
             for number in numbers {
                 crate::broker::drop_connection(w, number);
             }
@@ -144,7 +138,6 @@ pub(crate) fn heal(w: &mut World) {
     for node in 0..w.machines.len() {
         if node >= w.plan.nodes.len() || (loses_one && node == lost) {
             crate::node::crash(w, node);
-            w.machines[node].lost_for_good = true;
         } else {
             crate::node::start(w, node);
         }

@@ -15,8 +15,6 @@ pub(crate) struct Feed {
     pub(crate) followers: BTreeSet<AccountId>,
     requests: u64,
     connection: u64,
-    /// A reply was given in and the doubt went on.
-    pub(crate) replies_in_vain: u32,
 }
 
 pub(crate) fn attach(w: &mut World, who: Who, master: AccountId, follower: AccountId) {
@@ -30,7 +28,6 @@ pub(crate) fn attach(w: &mut World, who: Who, master: AccountId, follower: Accou
         followers: BTreeSet::new(),
         requests: 0,
         connection,
-        replies_in_vain: 0,
     });
     feed.followers.insert(follower);
     let welcome = feed.core.welcome(follower);
@@ -116,7 +113,6 @@ pub(crate) fn answered(
     let place = reply.as_ref().map(|snapshot| (snapshot.epoch, snapshot.seq));
     let outputs = feed.core.observe_reply(reply, now);
     if had_reply && feed.core.doubt().is_some() {
-        feed.replies_in_vain += 1;
         w.reach("snapshot_asked_again_because_stale");
     }
     w.note(|| format!("feed of {master} on node {}: answer {place:?}", who.node));

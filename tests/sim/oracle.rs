@@ -5,7 +5,6 @@
 //! every step, L for what must be true once everything has healed and come to rest.
 
 use crate::broker::{Order, tickets_of};
-use crate::bus::Message;
 use crate::node::{FENCE, LEASE, SEND_RESERVE};
 use crate::plan::{MASTERS, MS, Mode, SECOND, Style};
 use crate::world::{Who, World, account};
@@ -455,12 +454,7 @@ fn reduced(w: &mut World, order: &Order, ticket: FollowerTicket) {
 }
 
 /// Something changed at a broker.
-pub(crate) fn account_changed(
-    w: &mut World,
-    id: AccountId,
-    change: &AccountChange,
-    _order: Option<&Order>,
-) {
+pub(crate) fn account_changed(w: &mut World, id: AccountId, change: &AccountChange) {
     if id.get() <= MASTERS {
         return master_changed(w, id, change);
     }
@@ -506,8 +500,7 @@ fn master_changed(w: &mut World, id: AccountId, change: &AccountChange) {
 // The bus.
 
 /// A publisher hands a message to its client.
-pub(crate) fn published(w: &mut World, who: Who, id: AccountId, token: Token, message: &Message) {
-    let _what = message;
+pub(crate) fn published(w: &mut World, who: Who, id: AccountId, token: Token) {
     if let Err(why) = is_trusted(w, id, who, token, 0) {
         w.violate("S2", format!("node {} publishes for {id} under token {token}: {why}", who.node));
     }

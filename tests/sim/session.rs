@@ -1007,7 +1007,7 @@ fn pump_publisher(w: &mut World, who: Who, account: AccountId) {
         .collect();
     let _counted = leading.core.take_raised();
     for message in messages {
-        crate::oracle::published(w, who, account, token, &message);
+        crate::oracle::published(w, who, account, token);
         crate::bus::publish(w, who, account, message);
     }
     answer(w, who, account);

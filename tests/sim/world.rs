@@ -84,8 +84,6 @@ pub(crate) struct Machine {
     pub(crate) frozen_until: u64,
     pub(crate) process: Option<Process>,
     pub(crate) incarnation: u64,
-    /// Stands for good when everything else heals.
-    pub(crate) lost_for_good: bool,
 }
 
 impl Machine {
@@ -106,7 +104,6 @@ impl Machine {
             frozen_until: 0,
             process: None,
             incarnation: 0,
-            lost_for_good: false,
         }
     }
 
