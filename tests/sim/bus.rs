@@ -45,8 +45,10 @@ pub(crate) struct Bus {
     interests: BTreeMap<(Who, AccountId), Interest>,
     /// Where the interest is known, per publisher's node: from when on.
     known: BTreeMap<(Who, AccountId, usize), u64>,
-    /// Last arrival on a path.
-    paths: BTreeMap<(Who, Who), u64>,
+    /// Last arrival on a path: each connection of a publisher has its own.
+    paths: BTreeMap<(Who, u64, Who), u64>,
+    /// What is published on this connection of a process comes later by so much.
+    long_roads: BTreeMap<Who, (u64, u64)>,
     /// When a client will notice that its server does not answer.
     noticing: BTreeMap<Who, u64>,
 }
@@ -138,14 +140,32 @@ pub(crate) fn look(w: &mut World, who: Who) {
         let noticed_at = *w.bus.noticing.entry(who).or_insert(now + lasts);
         if noticed_at <= now {
             w.bus.noticing.remove(&who);
-            w.process(who).bus.is_up = false;
-            w.note(|| format!("node {} is off the bus", who.node));
-            crate::session::bus_changed(w, who);
+            disconnect(w, who);
             w.after(RECONNECT_WAIT, Some(who), move |w| connect(w, who));
             return;
         }
     }
     w.after(500 * MS, Some(who), move |w| look(w, who));
+}
+
+fn disconnect(w: &mut World, who: Who) {
+    w.process(who).bus.is_up = false;
+    w.note(|| format!("node {} is off the bus", who.node));
+    crate::session::bus_changed(w, who);
+}
+
+/// From now on the road from the node's server is long, and after `lasts` its client is told to go
+/// to another server: what it says there overtakes what it has said.
+pub(crate) fn move_later(w: &mut World, node: usize, by: u64, lasts: u64) {
+    let Some(who) = w.who(node) else { return };
+    let connection = w.process(who).bus;
+    w.bus.long_roads.insert(who, (connection.number, by));
+    w.after(lasts, Some(who), move |w| {
+        if w.process(who).bus == connection && connection.is_up {
+            disconnect(w, who);
+            connect(w, who);
+        }
+    });
 }
 
 pub(crate) fn subscribe(w: &mut World, who: Who, master: AccountId) {
@@ -233,6 +253,12 @@ pub(crate) fn publish(w: &mut World, from: Who, master: AccountId, message: Mess
 
 fn arrival(w: &mut World, from: Who, to: Who) -> u64 {
     let mut at = w.now + w.bus_latency();
+    let number = w.process(from).bus.number;
+    if let Some((of, by)) = w.bus.long_roads.get(&from)
+        && *of == number
+    {
+        at += by;
+    }
     let reorder = w.active.values().find_map(|f| match f {
         Fault::BusReorder { by } => Some(*by),
         _ => None,
@@ -240,7 +266,7 @@ fn arrival(w: &mut World, from: Who, to: Who) -> u64 {
     if let Some(by) = reorder {
         return at + w.rng.range(0, by);
     }
-    let last = w.bus.paths.entry((from, to)).or_default();
+    let last = w.bus.paths.entry((from, number, to)).or_default();
     at = at.max(*last);
     *last = at;
     at

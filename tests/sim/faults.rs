@@ -45,6 +45,7 @@ fn begin(w: &mut World, place: usize, scheduled: &Scheduled) {
             w.db.lock_by_hand(account(id));
             w.after(scheduled.lasts, None, |w| w.db.unlock_by_hand());
         }
+        Fault::BusMoved { node, by } => crate::bus::move_later(w, node, by, scheduled.lasts),
         Fault::BrokerCut { node } => {
             keep(w, place, scheduled);
             crate::broker::cut_off(w, node);

@@ -135,6 +135,11 @@ pub(crate) enum Fault {
         a: usize,
         b: usize,
     },
+    /// The road from the node's server is long, and the client is moved to another server.
+    BusMoved {
+        node: usize,
+        by: u64,
+    },
     BusLoss {
         share: f64,
     },
@@ -218,6 +223,7 @@ impl Fault {
             Fault::BusDeaf { .. } => "bus_deaf",
             Fault::BusMute { .. } => "bus_mute",
             Fault::BusPartition { .. } => "bus_partition",
+            Fault::BusMoved { .. } => "bus_moved",
             Fault::BusLoss { .. } => "bus_loss",
             Fault::BusDelay { .. } => "bus_delay",
             Fault::BusReorder { .. } => "bus_reorder",
@@ -373,6 +379,10 @@ impl Plan {
                 let a = r.index(p.nodes.len());
                 let b = r.index(p.nodes.len());
                 (Fault::BusPartition { a, b }, r.log(SECOND, 60 * SECOND))
+            },
+            |r, p| {
+                let by = r.log(100 * MS, 10 * SECOND);
+                (Fault::BusMoved { node: r.index(p.nodes.len()), by }, r.range(1, 10) * SECOND)
             },
             |r, _| (Fault::BusLoss { share: r.unit() * 0.3 }, r.range(2, 90) * SECOND),
             |r, _| (Fault::BusDelay { by: r.log(10 * MS, 10 * SECOND) }, r.range(2, 60) * SECOND),
