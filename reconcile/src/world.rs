@@ -536,22 +536,29 @@ impl<'a> World<'a> {
     ///
     /// The copy may have been opened when the master had closed a part already. How much the
     /// master had then follows from what the copy was opened with: as much less than at its
-    /// open as the copy is less than a full one. Where that is not known the volumes of now
-    /// are taken, so nothing is closed because of a guess.
+    /// open as the copy is less than a full one. Volumes are rounded down, so a part is known
+    /// within a step, and the least that the master can have had is taken: the copy may keep a
+    /// step, and nothing is closed because of a guess. Where it is not known at all, the volumes
+    /// of now are taken.
     pub(crate) fn base_of_copy(&self, copy: &CopyView<'_>, view: MasterView<'_>) -> Base {
-        let full = at_open(self.parts.rules, view, &self.market);
-        match (self.opened_lots(copy), full) {
-            (Some(opened), Some(full)) => {
-                let at_open = view.lots_at_open().get();
-                let part = (opened.get() / full.get()).min(Decimal::ONE);
-                let then = Lots::new((at_open * part).trunc_with_scale(LOTS_DIGITS)).ok();
-                let master_lots_at_open = then.map_or(view.lots(), |then| then.max(view.lots()));
-                Base { lots_at_open: opened, master_lots_at_open }
-            }
-            (Some(_) | None, _) => {
-                Base { lots_at_open: copy.lots, master_lots_at_open: view.lots() }
-            }
-        }
+        let now = |lots_at_open| Base { lots_at_open, master_lots_at_open: view.lots() };
+        let Some(opened) = self.opened_lots(copy) else { return now(copy.lots) };
+        let Ok(spec) = usable_spec(self.parts.rules, view, &self.market) else {
+            return now(copy.lots);
+        };
+        let Some(full) = at_open(self.parts.rules, view, &self.market) else {
+            return now(copy.lots);
+        };
+        let as_now = size_of(self.parts.rules, view, spec, &self.market);
+        let at_open = view.lots_at_open().get();
+        let then = match opened >= full {
+            _ if as_now == Ok(opened) => view.lots().get(),
+            true => at_open,
+            false => at_open * (opened.get() / (full.get() + spec.lots_step.get())),
+        };
+        let then = Lots::new(then.trunc_with_scale(LOTS_DIGITS)).ok();
+        let master_lots_at_open = then.map_or(view.lots(), |then| then.max(view.lots()));
+        Base { lots_at_open: opened, master_lots_at_open }
     }
 
     /// The same for a pair that does not know yet what was filled.

@@ -196,6 +196,24 @@ fn adopting_a_copy_of_a_reduced_trade_takes_the_volume_that_the_master_had_then(
     assert_eq!(at(&mut scene, "0.2")[1], reduce("0.15", "0.1"));
 }
 
+// Found by the simulation: 0.3 of 2.08 and of 2.1 are both a copy of about the same size.
+#[test]
+fn adopting_a_late_copy_of_a_part_does_not_close_a_step_that_rounding_made() {
+    let mut copy = copy_position(55, 101);
+    (copy.lots, copy.opened_at) = (lots("0.63"), seconds_ago(1));
+    let mut scene = Scene::new().follower_has(copy);
+    scene.rules.sizing = crate::input::Sizing::Multiplier("0.3".parse().unwrap());
+    let at = |scene: &mut Scene, now: &str| {
+        let mut position = master_position(101);
+        (position.lots_at_open, position.lots) = (lots("2.47"), lots(now));
+        scene.master.book.positions.insert(mt(101), position);
+        scene.steps(101)
+    };
+    assert_eq!(at(&mut scene, "2.1").len(), 1, "0.3 of it is 0.63: only adopted");
+    assert_eq!(at(&mut scene, "2.09").len(), 1, "what it was before may have been 2.1");
+    assert!(at(&mut scene, "1.05").contains(&reduce("0.32", "0.31")));
+}
+
 // H60.
 #[test]
 fn stops_are_compared_after_rounding_to_the_followers_digits() {
