@@ -13,6 +13,7 @@ use lockstep::account::lead::Lead;
 use lockstep::follower::{Record, TicketKey};
 use lockstep::lease::cycle::{CycleReply, DATABASE_STEP_MAX};
 use lockstep::lease::memory::MemoryRow;
+use lockstep::lease::share::claim_wait;
 use lockstep::writer::batch::Batch;
 use lockstep::writer::{EventOutcome, PairRow, Row, RowKind, RowOutcome};
 use paper::protocol::{AccountChange, OrderReply};
@@ -78,6 +79,8 @@ pub(crate) struct Oracle {
     /// An order of theirs came later than any answer.
     came_late: BTreeSet<TicketKey>,
     decided: BTreeSet<TicketKey>,
+    /// Copies that were found by their tag, or otherwise without their row.
+    adopted: BTreeSet<TicketKey>,
     /// Accounts whose last session ended with an order unanswered.
     unanswered: BTreeSet<AccountId>,
     /// When a final row of a ticket was first committed.
@@ -124,43 +127,46 @@ pub(crate) fn ownership_committed(
         let kind = if before.node_id.is_some() { "expired" } else { "free" };
         format!("{id} is claimed by node {} with token {}, {kind}", who.node, after.token)
     });
-    let now = w.now;
     if before.node_id.is_some() {
         w.reach("takeover");
         if w.oracle.unanswered.remove(&id) {
             w.reach("takeover_with_an_order_in_flight");
         }
-        let trusted = w
-            .oracle
-            .trusted
-            .iter()
-            .filter(|((of, by), (token, _))| *of == id && *by != who && *token == before.token);
-        let until = trusted.map(|(_, (_, until))| *until).max();
-        if let Some(until) = until
-            && now + CLOCK_ERROR + step_unseen(w) < until + us(FENCE)
-        {
-            let early = (until + us(FENCE) - now) as f64 / SECOND as f64;
-            let started = w.machines[who.node].process.as_ref().map_or(0, |p| p.started_at);
-            if is_jump_unseen(w, started) {
-                w.oracle.unpromised += 1;
-                w.oracle.overlaps.insert(id);
-            } else {
-                w.violate("S3", format!("account {id}: claimed by node {} {early:.3} s before the owner's lease could end", who.node));
-            }
-        }
     } else {
         w.reach("claim_of_a_free_account");
-        let started = w.machines[who.node].process.as_ref().map_or(0, |p| p.started_at);
-        if is_jump_unseen(w, started) {
-            w.oracle.unpromised += 1;
-            w.oracle.overlaps.insert(id);
-        }
     }
+    claimed_while_trusted(w, id, who);
+    let now = w.now;
     w.oracle.claims += 1;
     let place = w.oracle.claims;
     let tenure = Tenure { who, claimed_at: now };
     w.oracle.tenures.insert(id, tenure);
     w.oracle.places.insert((id, who, after.token), place);
+}
+
+/// S3: nobody else may still trust the account, not even a tenure whose claim a failover has taken
+/// back.
+fn claimed_while_trusted(w: &mut World, id: AccountId, who: Who) {
+    let now = w.now;
+    let others = w.oracle.trusted.iter().filter(|((of, by), _)| *of == id && *by != who);
+    let until = others.map(|(_, (_, until))| *until + us(FENCE)).max();
+    let Some(until) = until.filter(|until| now + CLOCK_ERROR + step_unseen(w) < *until) else {
+        return;
+    };
+    let started = w.machines[who.node].process.as_ref().map_or(0, |p| p.started_at);
+    if is_jump_unseen(w, started) {
+        w.oracle.unpromised += 1;
+        w.oracle.overlaps.insert(id);
+        return;
+    }
+    let early = (until - now) as f64 / SECOND as f64;
+    w.violate(
+        "S3",
+        format!(
+            "account {id}: claimed by node {} {early:.3} s before the owner's lease could end",
+            who.node
+        ),
+    );
 }
 
 /// The database jumped, and a process that started at this time cannot have seen it.
@@ -172,6 +178,7 @@ fn is_jump_unseen(w: &World, started: u64) -> bool {
 
 fn given_back(w: &mut World, id: AccountId, who: Who) {
     w.reach("given_back");
+    w.oracle.trusted.remove(&(id, who));
     let flying = w.brokers.orders.values().find(|o| {
         o.account == id && o.who == who && w.now - o.written_at < 10 * SECOND && !o.is_excused
     });
@@ -599,6 +606,9 @@ pub(crate) fn recorded(w: &mut World, _id: AccountId, record: &Record) {
         w.oracle.decided.insert(record.key);
         w.reach("decision_recorded");
     }
+    if record.action == "adopt_copy" {
+        w.oracle.adopted.insert(record.key);
+    }
     if record.outcome == EventOutcome::Unknown {
         w.reach("outcome_unknown");
     }
@@ -722,17 +732,25 @@ pub(crate) fn at_the_end(w: &mut World) {
     }
 }
 
+/// Too many tenures of it ended early: it waits for its next owner by its own length (H19).
+fn is_left_alone(w: &World, id: AccountId) -> bool {
+    w.db.committed.rows.get(&id).is_some_and(|row| {
+        let wait = claim_wait(row.starts, id);
+        row.node_id.is_some()
+            && row.lease_until.is_some_and(|until| until.plus(wait) >= w.db_clock())
+    })
+}
+
 fn owners(w: &mut World) {
     let alive: BTreeSet<String> = w
         .machines
         .iter()
         .filter_map(|machine| Some(machine.process.as_ref()?.id.as_str().to_owned()))
         .collect();
-    let orphan =
-        w.db.committed
-            .rows
-            .iter()
-            .find(|(_, row)| row.node_id.as_ref().is_none_or(|owner| !alive.contains(owner)));
+    let orphan = w.db.committed.rows.iter().find(|(id, row)| {
+        let is_orphan = row.node_id.as_ref().is_none_or(|owner| !alive.contains(owner));
+        is_orphan && !is_left_alone(w, **id)
+    });
     if let Some((id, row)) = orphan {
         let what = format!("account {id} is owned by {:?}, which does not run", row.node_id);
         w.violate("L4", what);
@@ -751,6 +769,9 @@ fn owners(w: &mut World) {
 
 fn feeds(w: &mut World) {
     for master in (1..=MASTERS).map(account) {
+        if is_left_alone(w, master) {
+            continue;
+        }
         let position = w
             .machines
             .iter()
@@ -772,6 +793,10 @@ fn feeds(w: &mut World) {
 fn copies_agree(w: &mut World, link: LinkId) {
     let rules = w.links[&link].rules.clone();
     let id = rules.follower;
+    if is_left_alone(w, id) || is_left_alone(w, rules.master) {
+        w.reach("account_left_alone_after_many_starts");
+        return;
+    }
     let truth = w.oracle.truth.get(&rules.master).cloned().unwrap_or_default();
     let book = w.brokers.engine.book(w.broker_now(), id).expect("declared");
     let mut held: BTreeMap<MasterTicket, Vec<(FollowerTicket, Option<Lots>)>> = BTreeMap::new();
@@ -791,7 +816,7 @@ fn copies_agree(w: &mut World, link: LinkId) {
             w.violate("L4", format!("{key:?} is left open: its master's trade is gone"));
         } else if let (Some(lots), Some(target)) =
             (copies[0].1, target_now(w, id, key, copies[0].0))
-            && lots != target
+            && !(w.oracle.adopted.contains(&key) && is_a_step_above(w, id, key, lots, target))
             && !is_settled_otherwise(w, key, is_blank)
         {
             w.violate("L4", format!("{key:?} holds {lots}, and should hold {target}"));
@@ -808,6 +833,14 @@ fn copies_agree(w: &mut World, link: LinkId) {
             w.violate("L4", format!("{key:?} is not copied, and nobody said why"));
         }
     }
+}
+
+/// What the master had when a copy without a row was opened is known within a step of the copy's
+/// volume; such a copy keeps the step (S8).
+fn is_a_step_above(w: &World, id: AccountId, key: TicketKey, lots: Lots, target: Lots) -> bool {
+    let master = truth_of(w, key.link).and_then(|book| book.positions.get(&key.ticket));
+    let spec = master.and_then(|position| spec_of(w, id, &position.symbol));
+    spec.is_some_and(|spec| lots.get() - spec.lots_step.get() == target.get())
 }
 
 /// Refused changes of volume are remembered and not asked for again, and what came later than any
