@@ -231,25 +231,24 @@ impl Tables {
             // Whatever copy it has.
             return self.store(held.pair.id, end_of(held, row));
         }
-        let Some(held) = self.pairs.get(&row.pair.id) else {
-            return self.store(row.pair.id, row.clone());
-        };
+        let held = self.pairs.get(&row.pair.id);
         let adds_nothing = row.pair.follower_ticket.is_none()
-            || row.pair.follower_ticket == held.pair.follower_ticket;
-        if held.has_ended() && adds_nothing {
+            || held.is_some_and(|held| held.pair.follower_ticket == row.pair.follower_ticket);
+        if held.is_some_and(PairRow::has_ended) && adds_nothing {
             return Ok((RowOutcome::Already, None));
         }
-        let may_end = match row.pair.follower_ticket {
-            Some(_) => adds_nothing || row.token >= held.token,
-            None => match self.fence(node, row.follower, row.token) {
-                None => true,
-                Some(RowOutcome::Busy) => return Ok((RowOutcome::Busy, None)),
-                Some(_) => false,
-            },
-        };
-        if !held.has_ended() && may_end {
-            let ended = end_of(held, row);
-            return self.store(row.pair.id, ended);
+        // The end of a copy is a fact; what has no copy is a decision, and only the owner's counts.
+        if row.pair.follower_ticket.is_none()
+            && let Some(outcome) = self.fence(node, row.follower, row.token)
+        {
+            return Ok((outcome, None));
+        }
+        match held {
+            None => return self.store(row.pair.id, row.clone()),
+            Some(held) if !held.has_ended() && (adds_nothing || row.token >= held.token) => {
+                return self.store(row.pair.id, end_of(held, row));
+            }
+            Some(_) => {}
         }
         let apart = row.apart_id();
         if self.pairs.contains_key(&apart) {

@@ -153,12 +153,23 @@ const LIVE: &str = concat!(
     left join pairs p on p.id = i.id"
 );
 
+// The end of a copy is a fact, whoever found it. What has no copy is a decision, and only the
+// owner's counts: a late one would forbid the row of the copy that the next owner has opened.
 const ENDED: &str = concat!(
-    "with ", pair_input!(), ", ", owned!("$27", "$28"), ",
+    "with ",
+    pair_input!(),
+    ", ",
+    owned!("$27", "$28"),
+    ",
     written as (
-        insert into pairs ", pair_columns!(), "
-        select ", pair_values!("i.id"), "
-        from input i
+        insert into pairs ",
+    pair_columns!(),
+    "
+        select ",
+    pair_values!("i.id"),
+    "
+        from input i left join owned o on o.id = i.follower_id and o.lease_token = i.lease_token
+        where i.follower_ticket is not null or o.id is not null
         order by i.id
         on conflict (id) do update set
             follower_ticket = coalesce(excluded.follower_ticket, pairs.follower_ticket),
@@ -170,12 +181,9 @@ const ENDED: &str = concat!(
             version = greatest(excluded.version, pairs.version), lease_token = excluded.lease_token,
             node_id = excluded.node_id, written_at = clock_timestamp()
         where pairs.state in ('sending', 'open', 'closing')
-          and case when excluded.follower_ticket is not null
-              then pairs.follower_ticket = excluded.follower_ticket
-                   or excluded.lease_token >= pairs.lease_token
-              else exists (select from owned o
-                           where o.id = excluded.follower_id and o.lease_token = excluded.lease_token)
-              end
+          and (excluded.follower_ticket is null
+               or pairs.follower_ticket = excluded.follower_ticket
+               or excluded.lease_token >= pairs.lease_token)
         returning id
     )
     select i.n, case
@@ -183,6 +191,7 @@ const ENDED: &str = concat!(
         when p.state in ('closed', 'failed', 'skipped')
              and (i.follower_ticket is null or i.follower_ticket = p.follower_ticket) then 'already'
         when i.follower_ticket is null and o.id is null and t.id is not null then 'busy'
+        when i.follower_ticket is null and o.id is null then 'not_owner'
         else 'apart' end as outcome
     from input i
     left join written w on w.id = i.id

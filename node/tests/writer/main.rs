@@ -29,6 +29,7 @@ macro_rules! suite_for {
             confirmed_end_of_the_same_copy_ends_the_pair_whoever_tells_it
             ended_pair_does_not_come_back_to_life
             end_without_a_copy_from_a_former_owner_leaves_the_live_pair_alone
+            late_decision_of_a_former_owner_does_not_forbid_the_row_of_a_copy
             end_of_a_copy_that_was_renumbered_ends_its_pair
             one_bad_row_in_a_hundred_costs_only_itself
             batch_that_is_sent_twice_is_stored_once
