@@ -745,7 +745,7 @@ fn is_orphan(w: &World, row: &MemoryRow) -> bool {
 /// Too many tenures of it ended early: it waits for its next owner by its own length (H19).
 fn is_left_alone(w: &World, id: AccountId) -> bool {
     w.db.committed.rows.get(&id).is_some_and(|row| {
-        let wait = claim_wait(row.starts, id);
+        let wait = claim_wait(row.starts, id, LEASE);
         let is_over = row.lease_until.is_none_or(|until| until.plus(wait) < w.db_clock());
         row.node_id.is_some() && !is_over && is_orphan(w, row)
     })

@@ -11,7 +11,7 @@
 use super::cycle::{
     ClaimRequest, ClaimedRow, CycleReply, CycleRequest, DatabaseMark, OwnedRow, TenureKey,
 };
-use super::share::{Fleet, GOOD_AFTER, claim_wait};
+use super::share::{Fleet, claim_wait, good_after};
 use super::store::{LeaseError, OwnershipStore, TRANSACTION_AGE_MAX};
 use crate::clock::Clock;
 use crate::database::DatabaseError;
@@ -407,11 +407,12 @@ impl Transaction<'_> {
 
     fn renew(&mut self) -> Vec<AccountId> {
         let (until, now) = (self.until(), self.written_at);
+        let good = good_after(self.request.lease);
         let mut renewed = Vec::new();
         for key in &self.request.renew {
             if let Some(row) = self.mine(key) {
                 row.lease_until = Some(until);
-                if row.tenure_since.is_none_or(|since| now.since(since) > GOOD_AFTER) {
+                if row.tenure_since.is_none_or(|since| now.since(since) > good) {
                     row.starts = 0;
                 }
                 renewed.push(key.account);
@@ -436,7 +437,7 @@ impl Transaction<'_> {
             let Some(owner) = row.node_id.as_deref().filter(|owner| *owner != node) else {
                 return false;
             };
-            let wait = claim_wait(row.starts, *account);
+            let wait = claim_wait(row.starts, *account, self.request.lease);
             let has_run_out = row.lease_until.is_none_or(|until| until.plus(wait) < self.begun_at);
             (is_dead(owner) && row.starts <= 1) || (claim.expired && believed && has_run_out)
         });

@@ -9,7 +9,7 @@
 //!    that no account stays without an owner for the sake of balance (H22).
 //! 2. A node gives away only what is above its share, and only to a node that is below its own;
 //!    so every move makes the fleet more even, and no account goes back and forth.
-//! 3. An account that was begun again and again without five good minutes waits longer each time,
+//! 3. An account that was begun again and again without five good leases waits longer each time,
 //!    by its own length, so that the one that kills its owners is soon alone in a claim (H19).
 //!
 //! Not covered: nodes of different strength; capacity is a limit and not a weight.
@@ -22,14 +22,16 @@ use std::time::Duration;
 /// How long a node that has its share leaves accounts to others before it takes them after all.
 pub const SHARE_GRACE: Duration = Duration::from_secs(2);
 
-/// So long a tenure must have lasted to count as one that went well (H19).
-pub const GOOD_AFTER: Duration = Duration::from_secs(300);
+/// So many leases a tenure must have lasted to count as one that went well (H19): five minutes.
+const GOOD_LEASES: u32 = 5;
 
-/// Wait after a second tenure that did not go well; doubles with each further one.
-pub const CLAIM_WAIT_FIRST: Duration = Duration::from_secs(30);
+/// A wait doubles with each tenure that did not go well, up to so many leases: a quarter of an hour.
+const CLAIM_WAIT_LEASES_MAX: u32 = 15;
 
-/// The longest such wait, before it is spread.
-pub const CLAIM_WAIT_MAX: Duration = Duration::from_secs(900);
+/// How long a tenure must have lasted to count as one that went well (H19).
+pub fn good_after(lease: Duration) -> Duration {
+    lease * GOOD_LEASES
+}
 
 /// The nodes that are alive and take accounts, as of the last cycle.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
@@ -66,10 +68,12 @@ impl Fleet {
 /// without a tenure that went well. Kept equal to `lockstep_claim_wait` in the database.
 ///
 /// Units: at `starts` 0 and 1 nothing: one owner that vanished says nothing about the account.
-/// From then on 30 s, doubled each time up to 15 min, times 0.5 to 1.5 by the account's number.
-pub fn claim_wait(starts: u32, account: AccountId) -> Duration {
+/// From then on half a lease (30 s), doubled each time up to fifteen leases (15 min), times 0.5 to
+/// 1.5 by the account's number.
+pub fn claim_wait(starts: u32, account: AccountId, lease: Duration) -> Duration {
     let Some(doublings) = starts.checked_sub(2) else { return Duration::ZERO };
-    let wait = CLAIM_WAIT_FIRST.saturating_mul(1 << doublings.min(10)).min(CLAIM_WAIT_MAX);
+    let wait =
+        (lease / 2).saturating_mul(1 << doublings.min(10)).min(lease * CLAIM_WAIT_LEASES_MAX);
     let spread = (account.get() % 1_000_003 * 7_919 % 1_000) as u32;
     wait * (500 + spread) / 1_000
 }

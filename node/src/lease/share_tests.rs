@@ -1,5 +1,7 @@
 use super::*;
 
+const LEASE: Duration = Duration::from_secs(60);
+
 fn account(number: u64) -> AccountId {
     AccountId::new(number).unwrap()
 }
@@ -63,7 +65,7 @@ fn giving_accounts_away_one_by_one_comes_to_rest_and_never_goes_back() {
 
 #[test]
 fn account_waits_longer_after_each_start_that_did_not_go_well() {
-    let seconds = |starts| claim_wait(starts, account(7)).as_secs_f64();
+    let seconds = |starts| claim_wait(starts, account(7), LEASE).as_secs_f64();
     assert_eq!((seconds(0), seconds(1)), (0.0, 0.0));
     assert!(seconds(2) >= 15.0 && seconds(2) <= 45.0, "{}", seconds(2));
     assert_eq!(seconds(3), 2.0 * seconds(2));
@@ -73,14 +75,14 @@ fn account_waits_longer_after_each_start_that_did_not_go_well() {
 #[test]
 fn accounts_of_one_dead_owner_come_back_at_different_times() {
     let waits: std::collections::BTreeSet<Duration> =
-        (1..=100).map(|id| claim_wait(2, account(id))).collect();
+        (1..=100).map(|id| claim_wait(2, account(id), LEASE)).collect();
     assert!(waits.len() > 90, "{}", waits.len());
     let spread = *waits.last().unwrap() - *waits.first().unwrap();
     assert!(spread > Duration::from_secs(20), "{spread:?}");
 }
 
 fn balance() -> Balance {
-    Balance::new(Duration::from_secs(60), Duration::from_secs(20))
+    Balance::new(LEASE, Duration::from_secs(20))
 }
 
 fn at(seconds: u64) -> NodeTime {

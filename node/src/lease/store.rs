@@ -28,7 +28,7 @@
 use super::cycle::{
     ClaimRequest, ClaimedRow, CycleReply, CycleRequest, DatabaseMark, OwnedRow, TenureKey,
 };
-use super::share::{Fleet, GOOD_AFTER};
+use super::share::{Fleet, good_after};
 use crate::database::{self, DatabaseError};
 use schemas::{AccountId, IdError, Micros, NodeId, Token};
 use sqlx::postgres::types::PgInterval;
@@ -342,7 +342,7 @@ async fn renew(
         .bind(tokens)
         .bind(request.node.as_str())
         .bind(interval(request.lease))
-        .bind(interval(GOOD_AFTER))
+        .bind(interval(good_after(request.lease)))
         .fetch_all(transaction)
         .await
         .map_err(failed("renew"))?;
@@ -396,7 +396,7 @@ with recursive believed as materialized (
         select a.id from trading_accounts a
         where a.platform = d.platform and a.node_id = d.node_id
           and a.enabled and a.id <> all ($7)
-          and (((select expired from believed) and a.lease_until + lockstep_claim_wait(a.starts, a.id) < now())
+          and (((select expired from believed) and a.lease_until + lockstep_claim_wait(a.starts, a.id, $3) < now())
                or (a.node_id = any ($8) and a.starts <= 1))
         limit (select rows_max from room)
         for update skip locked

@@ -148,18 +148,23 @@ async fn row_whose_owners_writer_is_at_work_is_renewed_but_not_claimed_and_not_r
 #[tokio::test]
 async fn wait_after_bad_starts_is_the_same_in_the_database_and_in_the_node() {
     let world = PostgresWorld::new().await;
-    for id in [1u64, 2, 77, 1_000_003, 123_456_789_012] {
+    let accounts = [1u64, 2, 77, 1_000_003, 123_456_789_012];
+    let all = accounts.into_iter().flat_map(|id| [2, 60].map(|lease| (id, lease)));
+    for (id, lease) in all {
         for starts in 0..20u32 {
             let there: i64 = sqlx::query_scalar(
-                "select (extract(epoch from lockstep_claim_wait($1, $2)) * 1000000)::bigint",
+                "select (extract(epoch from
+                    lockstep_claim_wait($1, $2, make_interval(secs => $3))) * 1000000)::bigint",
             )
             .bind(starts as i32)
             .bind(id as i64)
+            .bind(f64::from(lease))
             .fetch_one(&world.admin)
             .await
             .unwrap();
-            let here = claim_wait(starts, account(id)).as_micros() as i64;
-            assert_eq!(here, there, "{starts} starts of account {id}");
+            let lease = Duration::from_secs(lease.into());
+            let here = claim_wait(starts, account(id), lease).as_micros() as i64;
+            assert_eq!(here, there, "{starts} starts of account {id}, lease {lease:?}");
         }
     }
 }

@@ -4,6 +4,7 @@ use super::broker::sent_at;
 use super::{Evidence, Finding, Law, Report};
 use crate::chaos::audit::{AuditFact, AuditRow, PairWrite};
 use crate::chaos::timing;
+use lockstep::lease::share::good_after;
 use schemas::{AccountId, LinkId, Micros};
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -185,9 +186,39 @@ fn releases(evidence: &Evidence, report: &mut Report) {
     }
 }
 
-/// L1, and how long takeovers took.
+/// The waits of accounts whose tenures ended early again and again (H19): from the last renewal to
+/// the next claim.
+fn waits(rows: &[AuditRow]) -> BTreeMap<i64, Vec<(Micros, Micros)>> {
+    let mut waits: BTreeMap<i64, Vec<(Micros, Micros)>> = BTreeMap::new();
+    let mut since: BTreeMap<i64, Micros> = BTreeMap::new();
+    for row in rows {
+        if let AuditFact::Lease { account, before, after, until_before, .. } = &row.fact
+            && after.node.is_some()
+            && after.token != before.token
+        {
+            let begun = since.insert(*account, row.at);
+            let ended = until_before.filter(|_| before.node.is_some());
+            if let (Some(begun), Some(until)) = (begun, ended)
+                && until.since(begun) < good_after(timing::LEASE) + timing::LEASE
+            {
+                waits.entry(*account).or_default().push((begun, row.at));
+            }
+        }
+    }
+    waits
+}
+
+/// L1, and how long takeovers took. It is not promised for an account that waits longer because its
+/// tenures ended early, nor while the master of its links does.
 fn takeovers(evidence: &Evidence, rows: &[AuditRow], report: &mut Report) {
     let mut open: BTreeMap<i64, (Claim, Micros)> = BTreeMap::new();
+    let waits = waits(rows);
+    let waited = |id: i64, from: Micros, until: Micros| {
+        let followed = evidence.links.iter().filter(|l| l.link.follower.as_i64() == id);
+        let masters = followed.map(|link| link.master.as_i64());
+        let mut all = masters.chain([id]).filter_map(|id| waits.get(&id)).flatten();
+        all.any(|(begun, claimed)| *begun <= until && from <= *claimed)
+    };
     for row in rows {
         match &row.fact {
             AuditFact::Lease { account, before, after, until_before, .. } => {
@@ -207,11 +238,11 @@ fn takeovers(evidence: &Evidence, rows: &[AuditRow], report: &mut Report) {
                 open.remove(id);
                 let took = row.at.since(renewed);
                 report.takeovers.push(took);
-                // Who took over was itself disturbed, or the whole world was.
-                let excused = evidence.disturbed(claim.at, row.at)
-                    || evidence.disturbed(Micros(claim.at.0 - 1_000_000), claim.at)
+                // Something was broken when it was due, or the account had to wait.
+                let due = renewed.plus(timing::LEASE);
+                let excused = evidence.disturbed(Micros(due.0 - 1_000_000), row.at)
                     || evidence.lagged(renewed, row.at)
-                    || claim.at.since(renewed) > timing::TAKEOVER_MAX;
+                    || waited(*id, renewed, row.at);
                 if took > timing::TAKEOVER_MAX && !excused {
                     let what =
                         format!("taken over {took:?} after the last renewal of its old owner");
