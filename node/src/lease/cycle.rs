@@ -17,6 +17,8 @@
 //! 5. A server of a lower timeline than the highest one seen or heard of is no database: it was
 //!    demoted, and what it confirms holds nowhere else (H14).
 //! 6. A tenure that was abandoned is neither renewed nor released: it runs out, as after a crash.
+//!    Then its row is marked as let go: others look at one row of each owner, and that of an owner
+//!    who lives and renews the rest would hide it.
 //! 7. Rows that were to be had and could not be claimed are asked for again soon, a few times; a
 //!    claim that brings nothing never makes the next one come at once.
 //!
@@ -96,6 +98,8 @@ pub struct CycleRequest {
     pub release: Vec<TenureKey>,
     /// Tenures to renew, by account.
     pub renew: Vec<TenureKey>,
+    /// Abandoned tenures, by account: once their leases have run out, their rows say so.
+    pub let_go: Vec<TenureKey>,
     /// What may be claimed; absent at capacity or while ending.
     pub claim: Option<ClaimRequest>,
 }
@@ -468,6 +472,7 @@ impl Holdings {
             timeline_min: self.timeline_max,
             release: keys(self.releasing.iter().map(|(account, token)| (*account, *token))),
             renew: keys(self.held.iter().map(|(account, tenure)| (*account, tenure.token))),
+            let_go: keys(self.abandoned.iter().map(|(account, (token, _))| (*account, *token))),
             claim,
         }
     }

@@ -223,6 +223,7 @@ fn abandoned_tenure_runs_out_and_is_this_nodes_again_only_if_nobody_took_it() {
     assert!(node.abandon(key(1, 1), at(600)));
     let request = node.request(at(20));
     assert_eq!((request.release.as_slice(), request.renew.as_slice()), (&[][..], &[key(2, 1)][..]));
+    assert_eq!(request.let_go, [key(1, 1)]);
     assert_eq!(request.claim.unwrap().avoid, [account(1)]);
     let mut answer = CycleReply {
         renewed: vec![account(2)],
@@ -246,7 +247,8 @@ fn abandoned_tenure_runs_out_and_is_this_nodes_again_only_if_nobody_took_it() {
     let request = node.request(at(80));
     let gone = CycleReply { owned: vec![owned(2, 1)], ..reply(at(80)) };
     node.confirm(&request, at(80), at(81), &gone);
-    assert_eq!(node.request(at(602)).renew, [key(2, 1)]);
+    let request = node.request(at(81));
+    assert_eq!((request.renew, request.let_go), (vec![key(2, 1)], vec![]));
 }
 
 #[test]
