@@ -207,11 +207,10 @@ impl Manager {
 
     fn start(&mut self, gained: Gained) {
         let (wanted, receiver) = watch::channel(Wanted::Run);
-        let control = Control {
-            wanted: receiver,
-            links: self.links.clone(),
-            lease: self.lease_state.clone(),
-        };
+        let mut links = self.links.clone();
+        // It reads them after this; only what changes from now on is news to it.
+        links.mark_unchanged();
+        let control = Control { wanted: receiver, links, lease: self.lease_state.clone() };
         let context = Arc::clone(&self.context);
         let ends = self.ends.clone();
         let tenure = gained.tenure;

@@ -3,6 +3,7 @@
 mod executing;
 pub mod lead;
 mod leading;
+pub mod link_changes;
 pub mod manager;
 pub mod metrics;
 mod reading;

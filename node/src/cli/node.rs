@@ -5,6 +5,7 @@
 //! The end is the other way round: sessions drain, rows are written, leases are given back.
 
 use super::{CliError, block_on};
+use crate::account::link_changes;
 use crate::account::manager::Manager;
 use crate::account::session::NodeContext;
 use crate::clock::NodeClock;
@@ -37,10 +38,6 @@ const DRAIN_LIMIT: Duration = Duration::from_secs(45);
 const WRITER_LIMIT: Duration = Duration::from_secs(10);
 /// How long the event log may take for its last lines.
 const NOTES_LIMIT: Duration = Duration::from_secs(1);
-/// Pause before listening for changed links is tried again.
-const LISTEN_RETRY: Duration = Duration::from_secs(2);
-/// Channel on which changed links are announced.
-const LINKS_CHANNEL: &str = "lockstep_links";
 
 /// Arguments of `lockstep node`. Settings come from variables `LOCKSTEP_*`.
 #[derive(Debug, Args)]
@@ -171,7 +168,7 @@ fn run_on(
         hot: hot.handle().clone(),
     });
     let (links_raised, links) = watch::channel(0);
-    slow.spawn(listen_for_links(url, links_raised));
+    slow.spawn(link_changes::listen(url, links_raised));
     let (stop, stopping) = watch::channel(false);
     let manager = Manager::new(context, lease.commands(), lease.state(), links);
     let managed = slow.spawn(manager.run(stopping, DRAIN_LIMIT));
@@ -201,33 +198,6 @@ async fn wait_for_stop() -> Result<(), CliError> {
         _ = interrupt.recv() => {}
     }
     Ok(())
-}
-
-/// Raises a number whenever a link changed. While the database is away nothing is heard, so
-/// it is raised once after every new connection as well.
-async fn listen_for_links(url: String, raised: watch::Sender<u64>) {
-    loop {
-        if let Err(error) = hear_links(&url, &raised).await {
-            tracing::warn!(%error, "changes of links are not heard");
-        }
-        if raised.is_closed() {
-            return;
-        }
-        tokio::time::sleep(LISTEN_RETRY).await;
-    }
-}
-
-async fn hear_links(url: &str, raised: &watch::Sender<u64>) -> Result<(), sqlx::Error> {
-    let mut listener = sqlx::postgres::PgListener::connect(url).await?;
-    listener.listen(LINKS_CHANNEL).await?;
-    let mut first = true;
-    loop {
-        if !first {
-            raised.send_modify(|count| *count += 1);
-        }
-        first = false;
-        listener.recv().await?;
-    }
 }
 
 pub(crate) fn start_log(filter: &str) -> Result<(), CliError> {

@@ -17,7 +17,11 @@
 //! 5. A server of a lower timeline than the highest one seen or heard of is no database: it was
 //!    demoted, and what it confirms holds nowhere else (H14).
 //! 6. A tenure that was abandoned is neither renewed nor released: it runs out, as after a crash.
-//! 7. Rows that were to be had and could not be claimed are asked for again soon, a few times; a
+//!    Then its row is marked as let go: others look at one row of each owner, and that of an owner
+//!    who lives and renews the rest would hide it.
+//! 7. A node that pauses its claims does so for the sake of others that have room. Where there is
+//!    none (any more), nothing is left without an owner for it.
+//! 8. Rows that were to be had and could not be claimed are asked for again soon, a few times; a
 //!    claim that brings nothing never makes the next one come at once.
 //!
 //! Not covered: a process that starts after the database stepped its clock has nothing to compare
@@ -96,6 +100,8 @@ pub struct CycleRequest {
     pub release: Vec<TenureKey>,
     /// Tenures to renew, by account.
     pub renew: Vec<TenureKey>,
+    /// Abandoned tenures, by account: once their leases have run out, their rows say so.
+    pub let_go: Vec<TenureKey>,
     /// What may be claimed; absent at capacity or while ending.
     pub claim: Option<ClaimRequest>,
 }
@@ -395,7 +401,8 @@ impl Holdings {
         self.capacity = capacity;
     }
 
-    /// Claims nothing before this instant, and tells the others that there is no room here.
+    /// Claims nothing before this instant while another node has room, and tells the others that
+    /// there is none here.
     pub fn pause_claims(&mut self, until: NodeTime) {
         self.claims_paused_until = self.claims_paused_until.max(until);
     }
@@ -468,6 +475,7 @@ impl Holdings {
             timeline_min: self.timeline_max,
             release: keys(self.releasing.iter().map(|(account, token)| (*account, *token))),
             renew: keys(self.held.iter().map(|(account, tenure)| (*account, tenure.token))),
+            let_go: keys(self.abandoned.iter().map(|(account, (token, _))| (*account, *token))),
             claim,
         }
     }
@@ -486,10 +494,15 @@ impl Holdings {
         u32::try_from(owned).unwrap_or(u32::MAX)
     }
 
+    /// Another node had room at the last cycle.
+    fn has_peers(&self) -> bool {
+        self.fleet.lowest_peer.is_some()
+    }
+
     /// How many more accounts this node would take now: up to its share, and up to its capacity
     /// once the others have had the time to take what is above it.
     fn room(&self, now: NodeTime) -> u32 {
-        if now < self.claims_paused_until {
+        if now < self.claims_paused_until && self.has_peers() {
             return 0;
         }
         let waited = self.left_since.is_some_and(|since| now.since(since) >= SHARE_GRACE);

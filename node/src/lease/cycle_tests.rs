@@ -208,6 +208,16 @@ fn tenure_of_another_token_cannot_be_handed_in() {
     assert!(node.held().contains_key(&account(1)));
 }
 
+/// The node hears that another has room, or that none has.
+fn told_of_peer(node: &mut Holdings, lowest_peer: Option<u32>) {
+    let request = node.request(at(1));
+    let owned =
+        node.held().iter().map(|(account, tenure)| owned(account.get(), tenure.token.get()));
+    let fleet = Fleet { nodes: 2, accounts: 2, lowest_peer };
+    let answer = CycleReply { owned: owned.collect(), fleet, ..reply(at(1)) };
+    node.confirm(&request, at(1), at(1), &answer);
+}
+
 #[test]
 fn node_keeps_away_from_an_account_it_gave_up_for_as_long_as_it_said() {
     let mut node = node_with(&[(1, 1, None)]);
@@ -223,6 +233,7 @@ fn abandoned_tenure_runs_out_and_is_this_nodes_again_only_if_nobody_took_it() {
     assert!(node.abandon(key(1, 1), at(600)));
     let request = node.request(at(20));
     assert_eq!((request.release.as_slice(), request.renew.as_slice()), (&[][..], &[key(2, 1)][..]));
+    assert_eq!(request.let_go, [key(1, 1)]);
     assert_eq!(request.claim.unwrap().avoid, [account(1)]);
     let mut answer = CycleReply {
         renewed: vec![account(2)],
@@ -246,12 +257,14 @@ fn abandoned_tenure_runs_out_and_is_this_nodes_again_only_if_nobody_took_it() {
     let request = node.request(at(80));
     let gone = CycleReply { owned: vec![owned(2, 1)], ..reply(at(80)) };
     node.confirm(&request, at(80), at(81), &gone);
-    assert_eq!(node.request(at(602)).renew, [key(2, 1)]);
+    let request = node.request(at(81));
+    assert_eq!((request.renew, request.let_go), (vec![key(2, 1)], vec![]));
 }
 
 #[test]
 fn node_that_pauses_claims_says_that_it_has_no_room_and_keeps_what_it_has() {
     let mut node = node_with(&[(1, 1, None)]);
+    told_of_peer(&mut node, Some(0));
     node.pause_claims(at(100));
     let request = node.request(at(20));
     assert_eq!((request.claim, request.capacity), (None, 0));

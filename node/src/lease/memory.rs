@@ -8,6 +8,7 @@
 //! A [`Stage`] hook runs where a real cycle can be held up, so that a test can let time pass
 //! there. Not covered: two cycles side by side; they run one after the other.
 
+use super::LET_GO;
 use super::cycle::{
     ClaimRequest, ClaimedRow, CycleReply, CycleRequest, DatabaseMark, OwnedRow, TenureKey,
 };
@@ -298,6 +299,7 @@ impl Transaction<'_> {
     fn run(&mut self) -> CycleReply {
         let released = self.release();
         let renewed = self.renew();
+        self.let_go();
         let claimed = self.claim();
         let mine = |row: &MemoryRow| row.node_id.as_deref() == Some(self.request.node.as_str());
         let served = |row: &MemoryRow| self.request.platforms.contains(&row.platform);
@@ -312,17 +314,20 @@ impl Transaction<'_> {
             })
             .collect();
         let next_expiry = self
-            .rows
-            .values()
-            .filter(|row| served(row) && row.node_id.is_some() && !mine(row))
-            .filter_map(|row| row.lease_until.filter(|until| *until >= self.begun_at))
+            .probes()
+            .into_iter()
+            .filter(|((platform, owner), _)| {
+                *owner != self.request.node.as_str()
+                    && self.request.platforms.iter().any(|word| word == platform)
+            })
+            .filter_map(|(_, until)| until.filter(|until| *until >= self.begun_at))
             .min()
             .map(|until| until.since(self.begun_at));
         let enabled = || self.rows.values().filter(|row| served(row) && row.enabled);
         let unowned: Vec<Micros> =
             enabled().filter(|row| row.node_id.is_none()).map(|row| row.free_since).collect();
         let orphaned: Vec<Micros> = enabled()
-            .filter(|row| row.node_id.is_some() && !mine(row) && self.has_run_out(row))
+            .filter(|row| !mine(row) && self.is_seen_to_run_out(row))
             .map(|row| row.lease_until.unwrap_or(Micros(0)))
             .collect();
         let since = unowned.iter().chain(&orphaned).min().copied();
@@ -421,6 +426,39 @@ impl Transaction<'_> {
         renewed
     }
 
+    fn let_go(&mut self) {
+        let run_out: Vec<&TenureKey> = self
+            .request
+            .let_go
+            .iter()
+            .filter(|key| !self.locks.shared.contains(&key.account))
+            .filter(|key| self.rows.get(&key.account).is_some_and(|row| self.has_run_out(row)))
+            .collect();
+        for key in run_out {
+            if let Some(owner) = self.mine(key).and_then(|row| row.node_id.as_mut()) {
+                owner.push_str(LET_GO);
+            }
+        }
+    }
+
+    /// The end of the lease of one row of each owner, which stands for all of them.
+    fn probes(&self) -> BTreeMap<(&str, &str), Option<Micros>> {
+        let mut probes = BTreeMap::new();
+        for row in self.rows.values() {
+            if let Some(owner) = &row.node_id {
+                probes.entry((row.platform.as_str(), owner.as_str())).or_insert(row.lease_until);
+            }
+        }
+        probes
+    }
+
+    /// The owner's one row that is looked at has run out, and so has this one.
+    fn is_seen_to_run_out(&self, row: &MemoryRow) -> bool {
+        let Some(owner) = &row.node_id else { return false };
+        let probe = self.probes().get(&(row.platform.as_str(), owner.as_str())).copied().flatten();
+        probe.is_none_or(|until| until < self.begun_at) && self.has_run_out(row)
+    }
+
     fn claim(&mut self) -> Vec<ClaimedRow> {
         let Some(claim) = &self.request.claim else { return Vec::new() };
         let timeline = Some(self.timeline);
@@ -438,7 +476,8 @@ impl Transaction<'_> {
                 return false;
             };
             let wait = claim_wait(row.starts, *account, self.request.lease);
-            let has_run_out = row.lease_until.is_none_or(|until| until.plus(wait) < self.begun_at);
+            let has_run_out = self.is_seen_to_run_out(row)
+                && row.lease_until.is_none_or(|until| until.plus(wait) < self.begun_at);
             (is_dead(owner) && row.starts <= 1) || (claim.expired && believed && has_run_out)
         });
         let picked: Vec<AccountId> = free.into_iter().chain(expired).take(room).collect();

@@ -50,6 +50,10 @@ pub mod task;
 pub mod term;
 pub mod timelines;
 
+/// What is added to the owner of a row that its owner, who lives, has let run out. Nobody has that
+/// name, so the row is found by every node as that of an owner that is gone. No boot id ends so.
+pub const LET_GO: &str = ".gone";
+
 pub use cycle::{Holdings, LeaseStep, LeaseTiming, Tenure, TenureKey, diff};
 pub use store::{LeaseError, OwnershipStore, PostgresOwnership};
 pub use task::{LeaseHandle, LeaseSettings, LeaseState, start, watch_for_freezes};

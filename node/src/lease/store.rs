@@ -25,10 +25,12 @@
 //! Not covered: a server that loses committed renewals (`doubt.rs` freezes
 //! claims after a change of timeline, which makes that unlikely and not impossible).
 
+use super::LET_GO;
 use super::cycle::{
     ClaimRequest, ClaimedRow, CycleReply, CycleRequest, DatabaseMark, OwnedRow, TenureKey,
 };
 use super::share::{Fleet, good_after};
+use super::task::CHANNEL;
 use crate::database::{self, DatabaseError};
 use schemas::{AccountId, IdError, Micros, NodeId, Token};
 use sqlx::postgres::types::PgInterval;
@@ -254,6 +256,7 @@ async fn run(session: &mut Session, request: &CycleRequest) -> Result<CycleReply
         .map_err(failed("begin"))?;
     let released = release(&mut transaction, request).await?;
     let renewed = renew(&mut transaction, request).await?;
+    let_go(&mut transaction, request).await?;
     let claimed = match &request.claim {
         Some(claim) => claim_rows(&mut transaction, request, claim, session.timeline).await?,
         None => Vec::new(),
@@ -347,6 +350,41 @@ async fn renew(
         .await
         .map_err(failed("renew"))?;
     Ok(rows.into_iter().map(AccountId::from_i64).collect::<Result<_, _>>()?)
+}
+
+/// Rows that their owner has abandoned get an owner of their own once they have run out: a claim
+/// looks at one row of each owner, and one that is renewed would hide them.
+const LET_GO_ROWS: &str = "
+with locked as materialized (
+    select a.id
+    from unnest($1::bigint[], $2::bigint[]) as mine (id, token)
+    join trading_accounts a on a.id = mine.id and a.lease_token = mine.token
+    where a.node_id = $3 and a.lease_until < now()
+    order by a.id
+    for update of a skip locked
+), gone as (
+    update trading_accounts a set node_id = a.node_id || $4
+    from locked
+    where a.id = locked.id
+    returning a.platform
+)
+select count(pg_notify($5, platform)) from (select distinct platform from gone) of_platforms";
+
+async fn let_go(transaction: &mut PgConnection, request: &CycleRequest) -> Result<(), LeaseError> {
+    if request.let_go.is_empty() {
+        return Ok(());
+    }
+    let (ids, tokens) = columns(&request.let_go);
+    sqlx::query(LET_GO_ROWS)
+        .bind(ids)
+        .bind(tokens)
+        .bind(request.node.as_str())
+        .bind(LET_GO)
+        .bind(CHANNEL)
+        .execute(transaction)
+        .await
+        .map_err(failed("let go"))?;
+    Ok(())
 }
 
 /// Free rows come from the partial index. Expired rows are found by owner: one index descent for

@@ -149,7 +149,8 @@ impl LeaseCommands {
         self.send(Command::Abandon { tenure, back_off }).await
     }
 
-    /// Claims nothing for so long, and tells the others that there is no room here.
+    /// Claims nothing for so long while another node has room, and tells the others that there is
+    /// none here.
     pub async fn pause_claims(&self, pause: Duration) -> Result<(), LeaseEnded> {
         self.send(Command::PauseClaims { pause }).await
     }
@@ -334,7 +335,7 @@ impl<S: OwnershipStore> LeaseKeeper<S> {
         }
     }
 
-    /// Claims nothing for so long.
+    /// Claims nothing for so long, while another node has room.
     pub fn pause_claims(&mut self, pause: Duration) {
         let until = self.clock.now().plus(pause);
         self.holdings.pause_claims(until);

@@ -58,6 +58,7 @@ fn cycle_of(name: &str) -> CycleRequest {
         timeline_min: None,
         release: Vec::new(),
         renew: Vec::new(),
+        let_go: Vec::new(),
         claim: None,
     }
 }

@@ -226,3 +226,33 @@ async fn two_nodes_that_start_together_share_what_is_free() {
     stage.pass(Duration::from_secs(120)).await;
     assert_eq!(stage.owned_by("c"), 0, "what is owned is not taken");
 }
+
+// Two nodes, each deaf to what the other hears, once left what both had given back to nobody for ten
+// minutes, and a node that was deaf left the accounts of one that died to nobody as well.
+#[tokio::test]
+async fn nodes_that_pause_claims_take_what_nobody_else_can() {
+    let mut stage = Stage::new(0);
+    stage.add("a", 100);
+    stage.add("b", 100);
+    // Until each has seen the other.
+    stage.pass(Duration::from_secs(21)).await;
+    (1..=4).for_each(|id| stage.table.set_account(account(id), "paper", true));
+    stage.pass(TIMING.cycle * 2).await;
+    assert_eq!(stage.owned_by("a") + stage.owned_by("b"), 4);
+    let pause = Duration::from_secs(600);
+    let back_off = Duration::from_secs(45);
+    for (_, keeper, _) in &mut stage.nodes {
+        let account = *keeper.state().borrow().held.keys().next().unwrap();
+        let token = keeper.state().borrow().held[&account].token;
+        keeper.pause_claims(pause);
+        keeper.hand_in(TenureKey { account, token }, back_off);
+        keeper.hurry(Duration::ZERO, Duration::ZERO);
+    }
+    stage.pass(TIMING.cycle + SHARE_GRACE + Duration::from_secs(3)).await;
+    assert_eq!(stage.owned_by("a") + stage.owned_by("b"), 4, "nobody has room, so all have");
+
+    assert!(stage.owned_by("a") < 4);
+    stage.remove("b");
+    stage.pass(TIMING.lease + TIMING.retry + Duration::from_secs(2)).await;
+    assert_eq!(stage.owned_by("a"), 4, "the pause is not over, and b is gone");
+}

@@ -44,6 +44,8 @@ for_both_stores! {
     server_of_a_lower_timeline_than_one_seen_before_renews_nothing
     fleet_is_everybody_alive_who_takes_accounts
     accounts_without_an_owner_are_counted_with_the_longest_wait
+    row_that_its_living_owner_abandoned_is_claimed_when_it_has_run_out
+    row_that_was_abandoned_is_its_owners_until_it_has_run_out
 }
 
 async fn free_accounts_are_claimed_up_to_the_limit(world: impl World) {
@@ -439,4 +441,44 @@ async fn accounts_without_an_owner_are_counted_with_the_longest_wait(world: impl
     world.store().cycle(&claiming("b", 5)).await.unwrap();
     let reply = world.store().cycle(&cycle_of("b")).await.unwrap();
     assert_eq!((reply.unowned, reply.orphaned, reply.unowned_for), (0, 0, None));
+}
+
+// A claim looks at one row of each owner. An owner that lives renews its other rows, and which of
+// them is looked at is the server's choice.
+async fn row_that_its_living_owner_abandoned_is_claimed_when_it_has_run_out(world: impl World) {
+    for id in 1..=3 {
+        world.set_account(id, "paper", true).await;
+    }
+    let mut owner = world.store();
+    owner.cycle(&claiming("a-1", 3)).await.unwrap();
+    let mut others = world.store();
+    for (id, renewed) in [(3, vec![1, 2]), (1, vec![2]), (2, vec![])] {
+        world.expire(id).await;
+        let renewed: Vec<TenureKey> = renewed.into_iter().map(|id| key(id, 1)).collect();
+        let mut request = renewing("a-1", &renewed);
+        request.let_go = vec![key(id, 1)];
+        let left = owner.cycle(&request).await.unwrap();
+        let reply = others.cycle(&cycle_of("b-1")).await.unwrap();
+        assert_eq!(reply.orphaned, 1, "everybody sees that account {id} has no owner");
+        let reply = others.cycle(&claiming("b-1", 5)).await.unwrap();
+        let claimed: Vec<TenureKey> = reply.claimed.iter().map(|row| row.tenure).collect();
+        assert_eq!(claimed, [key(id, 2)]);
+        assert_eq!(reply.claimed[0].previous_owner.as_deref(), Some("a-1.gone"));
+        assert_eq!(left.owned.len(), renewed.len(), "it was not its owner's any more");
+    }
+}
+
+async fn row_that_was_abandoned_is_its_owners_until_it_has_run_out(world: impl World) {
+    world.set_account(1, "paper", true).await;
+    let mut owner = world.store();
+    owner.cycle(&claiming("a-1", 1)).await.unwrap();
+    let request = CycleRequest { let_go: vec![key(1, 1)], ..cycle_of("a-1") };
+    owner.cycle(&request).await.unwrap();
+    assert_eq!(world.row(1).await.node_id.as_deref(), Some("a-1"), "its rows may still be written");
+    let of_another = CycleRequest { let_go: vec![key(1, 1)], ..cycle_of("b-1") };
+    world.expire(1).await;
+    owner.cycle(&of_another).await.unwrap();
+    assert_eq!(world.row(1).await.node_id.as_deref(), Some("a-1"), "it is no business of others");
+    owner.cycle(&request).await.unwrap();
+    assert_eq!(world.row(1).await.node_id.as_deref(), Some("a-1.gone"));
 }
