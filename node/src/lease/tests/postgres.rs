@@ -149,7 +149,7 @@ async fn row_whose_owners_writer_is_at_work_is_renewed_but_not_claimed_and_not_r
 async fn wait_after_bad_starts_is_the_same_in_the_database_and_in_the_node() {
     let world = PostgresWorld::new().await;
     let accounts = [1u64, 2, 77, 1_000_003, 123_456_789_012];
-    let all = accounts.into_iter().flat_map(|id| [2, 60].map(|lease| (id, lease)));
+    let all = accounts.into_iter().flat_map(|id| [2u32, 60].map(|lease| (id, lease)));
     for (id, lease) in all {
         for starts in 0..20u32 {
             let there: i64 = sqlx::query_scalar(

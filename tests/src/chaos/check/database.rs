@@ -14,12 +14,6 @@ use uuid::Uuid;
 /// processes and two proxies on a machine that builds at the same time need more than a second.
 const ON_THE_WAY: Duration = Duration::from_millis(timing::FENCE.as_millis() as u64 / 2);
 
-#[derive(Debug, Clone, Copy)]
-struct Claim {
-    at: Micros,
-    token: i64,
-}
-
 /// When a renewal was committed, and until when it leased.
 type Renewal = (Micros, Micros);
 
@@ -186,23 +180,37 @@ fn releases(evidence: &Evidence, report: &mut Report) {
     }
 }
 
-/// The waits of accounts whose tenures ended early again and again (H19): from the last renewal to
-/// the next claim.
+/// Tenures of an account that began since the last one that went well, and the present one's begin.
+#[derive(Debug, Clone, Copy)]
+struct Starts {
+    count: u32,
+    begun: Micros,
+}
+
+/// When accounts waited longer for their next owner because tenures ended early (H19), by account:
+/// from the end of the lease to the claim.
 fn waits(rows: &[AuditRow]) -> BTreeMap<i64, Vec<(Micros, Micros)>> {
     let mut waits: BTreeMap<i64, Vec<(Micros, Micros)>> = BTreeMap::new();
-    let mut since: BTreeMap<i64, Micros> = BTreeMap::new();
+    let mut known: BTreeMap<i64, Starts> = BTreeMap::new();
+    let lease_us = timing::LEASE.as_micros() as i64;
     for row in rows {
-        if let AuditFact::Lease { account, before, after, until_before, .. } = &row.fact
-            && after.node.is_some()
-            && after.token != before.token
-        {
-            let begun = since.insert(*account, row.at);
-            let ended = until_before.filter(|_| before.node.is_some());
-            if let (Some(begun), Some(until)) = (begun, ended)
-                && until.since(begun) < good_after(timing::LEASE) + timing::LEASE
+        let AuditFact::Lease { account, before, after, until_before, .. } = &row.fact else {
+            continue;
+        };
+        let starts = known.entry(*account).or_insert(Starts { count: 0, begun: row.at });
+        let renewed = until_before.map_or(row.at, |until| Micros(until.0 - lease_us));
+        if before.node.is_some() && renewed.since(starts.begun) > good_after(timing::LEASE) {
+            starts.count = 0;
+        }
+        if after.node.is_none() {
+            starts.count = starts.count.saturating_sub(1);
+        } else if after.token != before.token {
+            if let (Some(until), 2..) =
+                (until_before.filter(|_| before.node.is_some()), starts.count)
             {
-                waits.entry(*account).or_default().push((begun, row.at));
+                waits.entry(*account).or_default().push((until, row.at));
             }
+            *starts = Starts { count: starts.count + 1, begun: row.at };
         }
     }
     waits
@@ -211,13 +219,13 @@ fn waits(rows: &[AuditRow]) -> BTreeMap<i64, Vec<(Micros, Micros)>> {
 /// L1, and how long takeovers took. It is not promised for an account that waits longer because its
 /// tenures ended early, nor while the master of its links does.
 fn takeovers(evidence: &Evidence, rows: &[AuditRow], report: &mut Report) {
-    let mut open: BTreeMap<i64, (Claim, Micros)> = BTreeMap::new();
+    let mut open: BTreeMap<i64, (i64, Micros)> = BTreeMap::new();
     let waits = waits(rows);
     let waited = |id: i64, from: Micros, until: Micros| {
         let followed = evidence.links.iter().filter(|l| l.link.follower.as_i64() == id);
         let masters = followed.map(|link| link.master.as_i64());
         let mut all = masters.chain([id]).filter_map(|id| waits.get(&id)).flatten();
-        all.any(|(begun, claimed)| *begun <= until && from <= *claimed)
+        all.any(|(ended, claimed)| *ended <= until && from <= *claimed)
     };
     for row in rows {
         match &row.fact {
@@ -226,13 +234,13 @@ fn takeovers(evidence: &Evidence, rows: &[AuditRow], report: &mut Report) {
                 let ended = until_before.filter(|_| before.node.is_some());
                 if let (true, Some(until)) = (is_new, ended) {
                     let renewed = Micros(until.0 - timing::LEASE.as_micros() as i64);
-                    open.insert(*account, (Claim { at: row.at, token: after.token }, renewed));
+                    open.insert(*account, (after.token, renewed));
                 }
             }
             AuditFact::Status { account: id, writer, session, .. } => {
                 let is_at_work = matches!(session.as_str(), "copying" | "leading");
-                let Some((claim, renewed)) = open.get(id).copied() else { continue };
-                if !is_at_work || writer.token != claim.token {
+                let Some((token, renewed)) = open.get(id).copied() else { continue };
+                if !is_at_work || writer.token != token {
                     continue;
                 }
                 open.remove(id);
