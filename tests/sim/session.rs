@@ -5,7 +5,7 @@
 
 use crate::broker::Order;
 use crate::bus::Message;
-use crate::node::{AUDITS, BROKER_CALL_LIMIT, SEND_RESERVE, SETTLE};
+use crate::node::{AUDITS, BROKER_CALL_LIMIT, FENCE, SEND_RESERVE, SETTLE};
 use crate::plan::{MS, Point, SECOND};
 use crate::world::{Who, World};
 use bus::publisher::core::{Outgoing, PublisherCore, StateAt};
@@ -178,6 +178,7 @@ fn load(w: &mut World, who: Who, account: AccountId, number: u64) {
             let settings = FollowerSettings {
                 parallel_orders: 16,
                 limits: Limits { broker_answer_max: BROKER_CALL_LIMIT, ..Limits::default() },
+                delivery_max: FENCE + SETTLE,
                 audits: AUDITS.to_vec(),
                 routine: ROUTINE,
             };

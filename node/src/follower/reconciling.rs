@@ -208,13 +208,14 @@ impl Follower {
         }
     }
 
-    /// A partial close of unknown outcome may still be carried out, and a second one with it:
-    /// it is not sent again before its longest answer, unless the volume shows that it was (H49).
+    /// A partial close of unknown outcome may still be carried out, and a second one with it, and
+    /// what was closed too much cannot be had back: it is not sent again while it may arrive, unless
+    /// the volume shows that it did (H49).
     fn repeats_reduction(&self, now: Now, key: TicketKey, action: &CopyAction) -> bool {
         let Some(order) = self.unresolved.get(&key) else { return false };
         let CopyStep::ReduceCopy { target: left, .. } = &order.step else { return false };
         let is_young =
-            order.submitted.is_some_and(|at| now.node.since(at.node) <= self.longest_answer());
+            order.submitted.is_some_and(|at| now.node.since(at.node) <= self.longest_delivery());
         is_young
             && action.steps.iter().any(|step| match step {
                 // More than it leaves is still there, whatever else was closed of it.
@@ -272,6 +273,7 @@ impl Follower {
         let settling = self.settle_until.is_some();
         let actions: Vec<CopyAction> = actions
             .into_iter()
+            .filter_map(|action| self.without_early_reduction(action))
             // Before the settle time has passed nothing is opened, and nothing is refused for
             // good either: the order of the former owner may still appear (H8).
             .filter(|action| !(settling && action.steps.iter().any(super::live::begins_copy)))

@@ -33,6 +33,9 @@ pub struct FollowerSettings {
     pub parallel_orders: usize,
     /// Waits and ages of the planner.
     pub limits: Limits,
+    /// So long after it left an order may still be carried out: fence and settle time. What cannot
+    /// be taken back, as a partial close cannot, is not asked for a second time before.
+    pub delivery_max: Duration,
     /// After these waits the new owner looks again for duplicates (H7).
     pub audits: Vec<Duration>,
     /// A reconcile without any other reason.
