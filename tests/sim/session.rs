@@ -589,6 +589,7 @@ fn send(
         checked_at: 0,
         written_at: 0,
         is_beyond_reset: false,
+        is_late: false,
         is_excused: false,
     };
     crate::oracle::order_decided(w, &mut order);
@@ -646,7 +647,7 @@ fn leave(w: &mut World, permit: SendPermit, mut order: Order) -> Result<(), Box<
         let checked_at = w.now;
         w.after(0, Some(who), move |w| {
             let frozen = w.now - checked_at;
-            order.is_excused = frozen > crate::node::SEND_RESERVE.as_micros() as u64;
+            order.is_late = frozen > crate::node::SEND_RESERVE.as_micros() as u64;
             crate::broker::write(w, order);
         });
     } else {
