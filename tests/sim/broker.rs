@@ -21,6 +21,8 @@ use schemas::{
 };
 use std::collections::BTreeMap;
 
+/// What fence and settle time cover.
+const DELIVERY_MAX: u64 = (crate::node::FENCE.as_micros() + crate::node::SETTLE.as_micros()) as u64;
 /// Trades a master holds at most.
 const OPEN_MAX: usize = 40;
 
@@ -55,7 +57,10 @@ pub(crate) struct Order {
     pub(crate) written_at: u64,
     /// No reset of the connection stops it.
     pub(crate) is_beyond_reset: bool,
-    /// A freeze after the last check, or a delivery that took longer than the longest answer.
+    /// A freeze after the last check, or a delivery that took longer than any answer: its outcome is
+    /// not waited for.
+    pub(crate) is_late: bool,
+    /// It was carried out later after its last check than fence and settle time cover.
     pub(crate) is_excused: bool,
 }
 
@@ -502,7 +507,7 @@ fn arrive(w: &mut World, number: u64) {
     let Some(order) = w.brokers.orders.get_mut(&number) else { return };
     let waited = w.now - order.written_at;
     if waited > crate::node::BROKER_CALL_LIMIT.as_micros() as u64 {
-        order.is_excused = true;
+        order.is_late = true;
     }
     let order = order.clone();
     crate::oracle::order_arrived(w, &order);
@@ -515,7 +520,8 @@ fn arrive(w: &mut World, number: u64) {
 }
 
 fn execute(w: &mut World, number: u64) {
-    let Some(order) = w.brokers.orders.remove(&number) else { return };
+    let Some(mut order) = w.brokers.orders.remove(&number) else { return };
+    order.is_excused = w.now - order.checked_at > DELIVERY_MAX;
     let requotes =
         w.broker_share(
             |f| if let Fault::BrokerRequotes { share } = f { Some(*share) } else { None },

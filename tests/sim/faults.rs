@@ -104,8 +104,9 @@ fn set_mode(w: &mut World, id: LinkId, mode: LinkMode) {
 
 fn set_enabled(w: &mut World, id: u64, enabled: bool) {
     let id = account(id);
-    if let Some(row) = w.db.committed.rows.get_mut(&id) {
-        row.enabled = enabled;
+    match w.db.committed.rows.get_mut(&id) {
+        Some(row) if row.enabled != enabled => row.enabled = enabled,
+        Some(_) | None => return,
     }
     for facts in w.links.values_mut() {
         if facts.rules.follower == id || facts.rules.master == id {

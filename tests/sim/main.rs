@@ -33,26 +33,26 @@ pub(crate) struct Args {
     #[arg(long, default_value = "0..200", value_parser = seeds)]
     seeds: (u64, u64),
     /// One seed only.
-    #[arg(long)]
+    #[arg(long, conflicts_with = "seeds")]
     seed: Option<u64>,
     /// What to check; without it every seed is run in the mode that its number says.
     #[arg(long, value_enum)]
     mode: Option<Mode>,
     /// Print everything that happens (with --seed).
-    #[arg(long)]
+    #[arg(long, requires = "seed")]
     trace: bool,
     /// The last line is one JSON object.
     #[arg(long)]
     json: bool,
     /// Threads.
-    #[arg(long, default_value_t = 2)]
-    threads: usize,
+    #[arg(long, default_value_t = 2, value_parser = clap::value_parser!(u64).range(1..=256))]
+    threads: u64,
     /// Stop at the first violation.
     #[arg(long)]
     first: bool,
     /// Plant bugs in the code under test, all or some (P1,P7), and count the seeds until each is
     /// found.
-    #[arg(long)]
+    #[arg(long, conflicts_with_all = ["seed", "seeds", "first"])]
     planted: Option<String>,
 }
 
@@ -86,6 +86,23 @@ impl Args {
 mod tests {
     use super::*;
     use plan::{Plan, SECOND};
+
+    #[test]
+    fn arguments_that_would_be_ignored_are_refused_by_name() {
+        for (words, mentions) in [
+            ("--trace", "--seed"),
+            ("--seed 1 --seeds 0..2", "--seeds"),
+            ("--seed 1 --planted all", "--planted"),
+            ("--threads 0", "--threads"),
+            ("--seeds 5", "FROM..TO"),
+            ("--seeds 5..5", "5..5"),
+        ] {
+            let words = ["sim"].into_iter().chain(words.split_whitespace());
+            let error = Args::try_parse_from(words).unwrap_err().to_string();
+            assert!(error.contains(mentions), "{error}");
+        }
+        assert!(Args::try_parse_from(["sim", "--seed", "1", "--trace"]).is_ok());
+    }
 
     fn trace(seed: u64) -> Vec<String> {
         let mut plan = Plan::draw(seed, Mode::Safety);

@@ -76,8 +76,10 @@ pub(crate) struct Oracle {
     cancelled: BTreeSet<TicketKey>,
     /// Copies whose broker gave their rest a new number, and took the tag off it.
     renumbered: BTreeSet<TicketKey>,
-    /// An order of theirs came later than any answer.
+    /// An order of theirs came later than any answer: it may have been given up.
     came_late: BTreeSet<TicketKey>,
+    /// An order of theirs came later than fence and settle time cover.
+    excused: BTreeSet<TicketKey>,
     decided: BTreeSet<TicketKey>,
     /// Copies that were found by their tag, or otherwise without their row.
     adopted: BTreeSet<TicketKey>,
@@ -181,7 +183,7 @@ fn given_back(w: &mut World, id: AccountId, who: Who) {
     w.reach("given_back");
     w.oracle.trusted.remove(&(id, who));
     let flying = w.brokers.orders.values().find(|o| {
-        o.account == id && o.who == who && w.now - o.written_at < 10 * SECOND && !o.is_excused
+        o.account == id && o.who == who && w.now - o.written_at < 10 * SECOND && !o.is_late
     });
     if let Some(order) = flying {
         let request = format!("{:?}", order.request);
@@ -288,7 +290,7 @@ pub(crate) fn order_decided(w: &mut World, order: &mut Order) {
 
 fn open_decided(w: &mut World, order: &Order) {
     let Order { account: id, who, key, .. } = *order;
-    let is_excused = w.oracle.overlaps.contains(&id) || w.oracle.came_late.contains(&key);
+    let is_excused = w.oracle.overlaps.contains(&id) || w.oracle.excused.contains(&key);
     if w.oracle.ended.contains(&key) && !is_excused {
         w.violate("S5", format!("{key:?} had a copy that ended, and is opened again"));
     }
@@ -371,7 +373,7 @@ pub(crate) fn order_arrived(w: &mut World, order: &Order) {
     if !is_late || taken_back {
         return;
     }
-    if order.is_excused || w.oracle.overlaps.contains(&order.account) {
+    if order.is_late || w.oracle.overlaps.contains(&order.account) {
         w.reach("late_arrival_of_an_older_tenure");
     } else {
         w.violate(
@@ -386,8 +388,11 @@ pub(crate) fn order_arrived(w: &mut World, order: &Order) {
 
 /// The broker carried an order out or refused it.
 pub(crate) fn order_executed(w: &mut World, order: &Order, reply: &OrderReply) {
-    if order.is_excused {
+    if order.is_late {
         w.oracle.came_late.insert(order.key);
+    }
+    if order.is_excused {
+        w.oracle.excused.insert(order.key);
     }
     let OrderReply::Done(done) = reply else { return };
     let late = w.oracle.tenures.get(&order.account).is_some_and(|t| t.who != order.who);
@@ -456,7 +461,7 @@ fn reduced(w: &mut World, order: &Order, ticket: FollowerTicket) {
         return;
     };
     let Some(target) = target_now(w, id, order.key, ticket) else { return };
-    if left < target && !w.oracle.came_late.contains(&order.key) {
+    if left < target && !w.oracle.excused.contains(&order.key) {
         w.violate("S8", format!("{:?} is reduced to {left}, below its target {target}", order.key));
     }
 }
@@ -603,7 +608,9 @@ pub(crate) fn planned(
 
 /// A follower writes down what it did or decided.
 pub(crate) fn recorded(w: &mut World, _id: AccountId, record: &Record) {
-    if matches!(record.outcome, EventOutcome::Skipped | EventOutcome::Rejected) {
+    // An open that was lost on its way is looked for, and never sent again.
+    let is_given_up = record.action == "mark_failed";
+    if is_given_up || matches!(record.outcome, EventOutcome::Skipped | EventOutcome::Rejected) {
         w.oracle.decided.insert(record.key);
         w.reach("decision_recorded");
     }
@@ -853,11 +860,11 @@ fn is_a_step_above(w: &World, id: AccountId, key: TicketKey, lots: Lots, target:
     spec.is_some_and(|spec| lots.get() - spec.lots_step.get() == target.get())
 }
 
-/// Refused changes of volume are remembered and not asked for again, and what came later than any
-/// answer may have been done twice.
+/// Refused changes of volume are remembered and not asked for again, and what came later than fence
+/// and settle time cover may have been done twice.
 fn is_settled_otherwise(w: &World, key: TicketKey, is_untagged: bool) -> bool {
     w.oracle.decided.contains(&key)
-        || w.oracle.came_late.contains(&key)
+        || w.oracle.excused.contains(&key)
         || (has_no_tag(w, key, is_untagged) && row_lost(w, key))
 }
 

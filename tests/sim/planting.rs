@@ -68,7 +68,7 @@ fn find(args: &Args, bug: schemas::planted::Bug) -> Option<(u64, crate::oracle::
     let end = AtomicU64::new(SEEDS_MAX);
     let found = parking_lot::Mutex::new(None::<(u64, crate::oracle::Violation)>);
     std::thread::scope(|scope| {
-        for _ in 0..args.threads.max(1) {
+        for _ in 0..args.threads {
             scope.spawn(|| {
                 schemas::planted::plant(Some(bug));
                 loop {

@@ -116,13 +116,23 @@ pub(crate) fn one(args: &Args, seed: u64) -> ExitCode {
     for (what, count) in &world.reached {
         println!("  {what:<44} {count}");
     }
-    match world.oracle.violation {
-        None => ExitCode::SUCCESS,
-        Some(violation) => {
-            print_story(seed, mode, &violation);
-            ExitCode::FAILURE
-        }
+    let found = &world.oracle.violation;
+    match found {
+        None => println!("seed {seed} ({mode:?}) breaks no law"),
+        Some(violation) => print_story(seed, mode, violation),
     }
+    if args.json {
+        let object = serde_json::json!({
+            "seed": seed,
+            "mode": word(mode),
+            "violations": usize::from(found.is_some()),
+            "law": found.as_ref().map(|violation| violation.law),
+            "what": found.as_ref().map(|violation| &violation.what),
+            "reached": world.reached,
+        });
+        println!("{object}");
+    }
+    if found.is_some() { ExitCode::FAILURE } else { ExitCode::SUCCESS }
 }
 
 fn print_story(seed: u64, mode: Mode, violation: &Violation) {
@@ -149,7 +159,7 @@ pub(crate) fn many(args: &Args) -> ExitCode {
     let stop = AtomicBool::new(false);
     let mut sum = Sum::default();
     std::thread::scope(|scope| {
-        let workers: Vec<_> = (0..args.threads.max(1))
+        let workers: Vec<_> = (0..args.threads)
             .map(|_| {
                 scope.spawn(|| {
                     let mut sum = Sum::default();

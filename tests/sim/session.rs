@@ -5,7 +5,7 @@
 
 use crate::broker::Order;
 use crate::bus::Message;
-use crate::node::{AUDITS, BROKER_CALL_LIMIT, SEND_RESERVE, SETTLE};
+use crate::node::{AUDITS, BROKER_CALL_LIMIT, FENCE, SEND_RESERVE, SETTLE};
 use crate::plan::{MS, Point, SECOND};
 use crate::world::{Who, World};
 use bus::publisher::core::{Outgoing, PublisherCore, StateAt};
@@ -178,6 +178,7 @@ fn load(w: &mut World, who: Who, account: AccountId, number: u64) {
             let settings = FollowerSettings {
                 parallel_orders: 16,
                 limits: Limits { broker_answer_max: BROKER_CALL_LIMIT, ..Limits::default() },
+                delivery_max: FENCE + SETTLE,
                 audits: AUDITS.to_vec(),
                 routine: ROUTINE,
             };
@@ -588,6 +589,7 @@ fn send(
         checked_at: 0,
         written_at: 0,
         is_beyond_reset: false,
+        is_late: false,
         is_excused: false,
     };
     crate::oracle::order_decided(w, &mut order);
@@ -645,7 +647,7 @@ fn leave(w: &mut World, permit: SendPermit, mut order: Order) -> Result<(), Box<
         let checked_at = w.now;
         w.after(0, Some(who), move |w| {
             let frozen = w.now - checked_at;
-            order.is_excused = frozen > crate::node::SEND_RESERVE.as_micros() as u64;
+            order.is_late = frozen > crate::node::SEND_RESERVE.as_micros() as u64;
             crate::broker::write(w, order);
         });
     } else {

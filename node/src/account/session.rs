@@ -375,6 +375,7 @@ impl AccountSession {
         let settings = FollowerSettings {
             parallel_orders: config.parallel_orders as usize,
             limits: Limits { broker_answer_max: config.broker_call_limit, ..Limits::default() },
+            delivery_max: config.fence + config.settle,
             audits: config.audits.clone(),
             routine: ROUTINE_RECONCILE,
         };

@@ -114,7 +114,7 @@ fn explain(rule: &str, name: &str) -> Option<String> {
 }
 
 /// HOST:PORT with a port above 0.
-fn host_and_port(text: &str) -> Result<String, String> {
+pub(super) fn host_and_port(text: &str) -> Result<String, String> {
     let parts = text.rsplit_once(':').filter(|(host, _)| !host.is_empty());
     match parts.map(|(_, port)| port.parse::<u16>()) {
         Some(Ok(1..)) => Ok(text.to_owned()),

@@ -2,6 +2,7 @@
 //!
 //! Decides whether the words given make one fault; what a fault does is decided at the broker.
 
+use super::account::host_and_port;
 use super::paper::drive;
 use super::table::{TableRow, or_dash, print_rows};
 use super::{CliError, block_on};
@@ -19,6 +20,7 @@ use std::time::Duration;
 #[derive(Debug, Args)]
 pub struct CtlArgs {
     /// HOST:PORT of the paper broker.
+    #[arg(value_parser = host_and_port)]
     address: String,
     /// Print JSON.
     #[arg(long, global = true)]
@@ -500,6 +502,15 @@ mod tests {
         let unsynced = FaultKind::Unsynced { lists, span, claims_complete: true };
         let words = "unsynced --lists all --delay 8s --claims-complete";
         assert_eq!(fault_of(words), Ok(FaultSpec::new(unsynced)));
+    }
+
+    #[test]
+    fn an_address_that_cannot_be_one_is_named_before_anything_is_tried() {
+        for wrong in ["nonsense", "127.0.0.1", "127.0.0.1:0", ":7", "host:99999"] {
+            let error = Program::try_parse_from(["ctl", wrong, "kick", "5"]).unwrap_err();
+            let text = error.to_string();
+            assert!(text.contains("HOST:PORT") && text.contains(wrong), "{text}");
+        }
     }
 
     #[test]

@@ -147,7 +147,7 @@ impl Follower {
                 limits: &self.settings.limits,
             },
         });
-        let mut action = decision.action?;
+        let mut action = self.without_early_reduction(decision.action?)?;
         if master.doubtful {
             // Endings are safe to follow; everything else waits for the snapshot (H39).
             action.steps.retain(|step| ends_copy(step) || !is_order(step));
@@ -496,13 +496,29 @@ impl Follower {
         let Some(order) = self.on_their_way.remove(&key) else { return };
         self.touch(key);
         self.record(now, key, &order, EventOutcome::Unknown, Some(reason), effects);
+        let reduces = matches!(order.step, CopyStep::ReduceCopy { .. });
+        let longest = if reduces { self.longest_delivery() } else { self.longest_answer() };
         self.unresolved.insert(key, order);
         self.look_again(key, now.node, Reason::Unresolved);
-        let old_enough = now.node.plus(self.longest_answer()).plus(UNRESOLVED_LOOK);
+        let old_enough = now.node.plus(longest).plus(UNRESOLVED_LOOK);
         self.last_looks.insert((old_enough, key.link));
     }
 
-    /// So long an order may still be carried out, by clocks that differ.
+    /// Before the settle time has passed no copy is reduced: a partial close of the former owner may
+    /// still arrive, and two of them close too much (H8, H49). Closes in full do not wait.
+    pub(super) fn without_early_reduction(&self, mut action: CopyAction) -> Option<CopyAction> {
+        if self.settle_until.is_some() {
+            action.steps.retain(|step| !matches!(step, CopyStep::ReduceCopy { .. }));
+        }
+        (!action.steps.is_empty()).then_some(action)
+    }
+
+    /// So long an order may be on its way before it is carried out.
+    pub(super) fn longest_delivery(&self) -> Duration {
+        self.longest_answer().max(self.settings.delivery_max)
+    }
+
+    /// So long an order may still be answered, by clocks that differ.
     pub(super) fn longest_answer(&self) -> Duration {
         self.settings.limits.broker_answer_max + self.settings.limits.clock_skew
     }

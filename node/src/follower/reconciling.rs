@@ -2,12 +2,12 @@
 
 use super::queue::TicketKey;
 use super::state::{
-    AccountRead, Effect, Follower, Now, Planned, READ_RETRY, ROUNDS_MAX, Reading, Reason,
-    SecondLook, UNRESOLVED_LOOK,
+    AccountRead, Effect, Follower, Now, Planned, QUOTE_WAIT, READ_RETRY, ROUNDS_MAX, Reading,
+    Reason, SecondLook, UNRESOLVED_LOOK,
 };
 use reconcile::{
-    CopyAction, CopyStep, FollowerHistory, InputParts, Note, Plan, ReconcileInput, WaitReason,
-    history_needed_since, plan, quotes_needed,
+    CopyAction, CopyStep, FollowerHistory, InputParts, Note, Plan, ReconcileInput, SkipReason,
+    WaitReason, history_needed_since, plan, quotes_needed,
 };
 use schemas::planted::{self, Bug};
 use schemas::{AccountSnapshot, Epoch, LinkId, MasterTicket, Micros, Seq};
@@ -208,13 +208,14 @@ impl Follower {
         }
     }
 
-    /// A partial close of unknown outcome may still be carried out, and a second one with it:
-    /// it is not sent again before its longest answer, unless the volume shows that it was (H49).
+    /// A partial close of unknown outcome may still be carried out, and a second one with it, and
+    /// what was closed too much cannot be had back: it is not sent again while it may arrive, unless
+    /// the volume shows that it did (H49).
     fn repeats_reduction(&self, now: Now, key: TicketKey, action: &CopyAction) -> bool {
         let Some(order) = self.unresolved.get(&key) else { return false };
         let CopyStep::ReduceCopy { target: left, .. } = &order.step else { return false };
         let is_young =
-            order.submitted.is_some_and(|at| now.node.since(at.node) <= self.longest_answer());
+            order.submitted.is_some_and(|at| now.node.since(at.node) <= self.longest_delivery());
         is_young
             && action.steps.iter().any(|step| match step {
                 // More than it leaves is still there, whatever else was closed of it.
@@ -261,6 +262,33 @@ impl Follower {
         }
     }
 
+    /// A skip is final, and a quote that is a few seconds old says nothing of the trade: what lacks a
+    /// fresh one is looked at again before it is skipped for want of it (H57, H58).
+    fn wait_for_quotes(
+        &mut self,
+        now: Now,
+        id: LinkId,
+        mut actions: Vec<CopyAction>,
+    ) -> Vec<CopyAction> {
+        let Some(link) = self.links.get_mut(&id) else { return actions };
+        let master = self.masters.get(&link.rules.master);
+        link.unpriced.retain(|ticket, _| master.is_some_and(|m| m.wanted(*ticket).is_some()));
+        let mut waits = false;
+        actions.retain(|action| {
+            if !action.steps.iter().any(lacks_quote) {
+                return true;
+            }
+            let since = *link.unpriced.entry(action.master_ticket).or_insert(now.node);
+            let is_over = now.node.since(since) >= QUOTE_WAIT;
+            waits |= !is_over;
+            is_over
+        });
+        if waits {
+            link.set_due(now.node.plus(UNRESOLVED_LOOK), Reason::Waiting);
+        }
+        actions
+    }
+
     fn carry_out(
         &mut self,
         now: Now,
@@ -272,6 +300,7 @@ impl Follower {
         let settling = self.settle_until.is_some();
         let actions: Vec<CopyAction> = actions
             .into_iter()
+            .filter_map(|action| self.without_early_reduction(action))
             // Before the settle time has passed nothing is opened, and nothing is refused for
             // good either: the order of the former owner may still appear (H8).
             .filter(|action| !(settling && action.steps.iter().any(super::live::begins_copy)))
@@ -281,6 +310,7 @@ impl Follower {
                 !self.must_wait(now, key, action) && !self.was_refused(key, &action.steps)
             })
             .collect();
+        let actions = self.wait_for_quotes(now, id, actions);
         let Some(link) = self.links.get_mut(&id) else { return };
         let is_unsure = |action: &CopyAction| {
             link.maybe_copied.contains(&action.master_ticket)
@@ -303,6 +333,12 @@ impl Follower {
             self.wake(now, key, None, effects);
         }
     }
+}
+
+/// The open is skipped because its price is not known just now.
+fn lacks_quote(step: &CopyStep) -> bool {
+    let CopyStep::SkipOpen { reason, .. } = step else { return false };
+    matches!(reason, SkipReason::StaleQuote | SkipReason::NoQuote)
 }
 
 /// The ticket of a note that says that nothing was decided about an order's outcome.

@@ -33,6 +33,9 @@ pub struct FollowerSettings {
     pub parallel_orders: usize,
     /// Waits and ages of the planner.
     pub limits: Limits,
+    /// So long after it left an order may still be carried out: fence and settle time. What cannot
+    /// be taken back, as a partial close cannot, is not asked for a second time before.
+    pub delivery_max: Duration,
     /// After these waits the new owner looks again for duplicates (H7).
     pub audits: Vec<Duration>,
     /// A reconcile without any other reason.
@@ -269,6 +272,9 @@ pub(super) const RETRY_MAX: Duration = Duration::from_secs(30);
 pub(super) const RETRY_FORGOTTEN: Duration = Duration::from_secs(60);
 /// Wait before an unresolved order is looked for again.
 pub(super) const UNRESOLVED_LOOK: Duration = Duration::from_secs(1);
+/// So long a late open waits for a price before it is skipped for want of one (chosen: a symbol that
+/// is traded has a tick in that time).
+pub(super) const QUOTE_WAIT: Duration = Duration::from_secs(10);
 /// Wait before a failed read is repeated.
 pub(super) const READ_RETRY: Duration = Duration::from_secs(1);
 
@@ -302,6 +308,8 @@ pub(super) struct Link {
     /// Copied trades that a snapshot is without and no event told the end of: only a plan, which
     /// can be held for a second look, may close their copies (H41).
     pub(super) unproven: BTreeSet<MasterTicket>,
+    /// Since when a late open lacks a fresh quote.
+    pub(super) unpriced: BTreeMap<MasterTicket, NodeTime>,
     /// A copy came back without its tag in this tenure; the rules say so from then on (H53).
     pub(super) found_untaggable: bool,
     pub(super) rounds: u32,
@@ -491,6 +499,7 @@ impl Follower {
             without_stops: BTreeSet::new(),
             maybe_copied: BTreeSet::new(),
             unproven: BTreeSet::new(),
+            unpriced: BTreeMap::new(),
             found_untaggable: false,
             rounds: 0,
             recent: VecDeque::new(),

@@ -100,10 +100,26 @@ fn a_partial_close_of_unknown_outcome_is_not_applied_twice() {
         } else {
             world.ghosts.clear();
         }
-        world.calm(seconds(20));
+        world.calm(seconds(30));
         assert_eq!(world.copy().lots, lots("0.6"), "arrives: {arrives}");
         assert_eq!(world.follower.unanswered(), 0);
     }
+}
+
+// Its answer was waited for no longer than ten seconds; it was sent again and both were carried out.
+#[test]
+fn a_partial_close_that_arrives_later_than_any_answer_is_not_applied_twice() {
+    let mut world = World::copying();
+    world.master_opens(1);
+    world.carry_out();
+    world.master_reduces(1, "0.6");
+    world.time_out(0);
+    world.calm(seconds(24));
+    assert_eq!(world.actions(1), ["open", "partial_close"], "it may still arrive");
+    world.ghost_arrives(0);
+    world.calm(seconds(20));
+    assert_eq!(world.copy().lots, lots("0.6"));
+    assert_eq!(world.follower.unanswered(), 0);
 }
 
 #[test]
@@ -118,7 +134,7 @@ fn a_part_closed_by_hand_does_not_prove_that_a_lost_partial_close_was_carried_ou
     world.calm(seconds(11));
     assert_eq!(world.actions(1), ["open", "partial_close"], "it may still arrive");
     world.ghosts.clear();
-    world.calm(seconds(20));
+    world.calm(seconds(30));
     assert_eq!(world.copy().lots, lots("0.6"));
 }
 

@@ -195,6 +195,30 @@ fn a_late_open_comes_only_out_of_a_reconcile_that_saw_the_history() {
     assert_eq!(world.actions(1), ["open"]);
 }
 
+// A skip is for good: one moment without a tick once cost a trade whose price had not moved.
+#[test]
+fn a_late_open_waits_for_a_price_before_it_is_skipped_for_want_of_one() {
+    for tick_comes in [true, false] {
+        let mut world = World::copying();
+        let mut late = world.position(1);
+        late.opened_at.0 -= 6_000_000;
+        world.pass(seconds(4));
+        world.change(Change::PositionOpened(late));
+        world.answer_reads();
+        assert_eq!((world.actions(1), world.state(1)), (vec![], None));
+        for _ in 0..20 {
+            world.pass(seconds(1));
+            if tick_comes {
+                world.quote("1.10000", "1.10002");
+            }
+            world.answer_reads();
+        }
+        let opened = if tick_comes { vec!["open"] } else { vec![] };
+        assert_eq!(world.actions(1), opened, "a tick comes: {tick_comes}");
+        assert_eq!(world.state(1) == Some(PairState::Skipped), !tick_comes);
+    }
+}
+
 #[test]
 fn a_late_open_whose_copy_ended_already_is_marked_closed() {
     let mut world = World::copying();
@@ -251,10 +275,10 @@ fn an_open_that_became_late_in_the_hole_falls_under_the_price_rule() {
     world.permits = false;
     world.master_opens(1);
     world.pass(seconds(6));
-    world.quote("1.20000", "1.20002");
     world.permits = true;
     world.step(crate::follower::Input::LeaseRestored);
     world.pass(seconds(10));
+    world.quote("1.20000", "1.20002");
     world.answer_reads();
     assert_eq!(world.actions(1), Vec::<&str>::new());
     assert_eq!(world.state(1), Some(PairState::Skipped));

@@ -1,6 +1,6 @@
 //! What the next owner of a follower must not do with what the last one left.
 
-use super::world::{LINK, MASTER, Setup, TICK, World, key, link, price, rules, seconds};
+use super::world::{LINK, MASTER, Setup, TICK, World, key, link, lots, price, rules, seconds};
 use crate::follower::Input;
 use paper::protocol::{OpenComment, Style};
 use reconcile::{LinkMode, LinkRules, PairState, Pairs};
@@ -158,4 +158,32 @@ fn rules_read_before_the_finding_was_stored_do_not_undo_it_and_a_later_word_does
     world.step(Input::Links(plain()));
     assert_eq!(world.follower.links_untaggable(), 0);
     assert!(world.pair(101).is_some_and(|pair| pair.link == key(101).link));
+}
+
+// The former owner's partial close was on its way when the lease ran out. Orders that close do not
+// wait for the settle time, and this one cannot be taken back.
+#[test]
+fn a_copy_is_not_reduced_while_a_partial_close_of_the_former_owner_may_still_arrive() {
+    for arrives in [true, false] {
+        let mut world = World::copying();
+        world.master_opens(1);
+        world.carry_out();
+        world.master_reduces(1, "0.6");
+        assert_eq!(world.flying.len(), 1);
+        let rows = Pairs::new(world.rows.values().cloned());
+        // A fence lies between the last order and the claim.
+        world.pass(seconds(15));
+        world.next_owner(vec![(rules(LINK, MASTER), rows)]);
+        world.calm(seconds(5));
+        world.master_reduces(1, "0.5");
+        world.calm(seconds(4));
+        assert_eq!(world.actions(1), ["open", "partial_close"], "it may still arrive");
+        if arrives {
+            world.ghost_arrives(0);
+        } else {
+            world.ghosts.clear();
+        }
+        world.calm(seconds(20));
+        assert_eq!(world.copy().lots, lots("0.5"), "arrives: {arrives}");
+    }
 }

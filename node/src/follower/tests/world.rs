@@ -32,6 +32,8 @@ use std::time::{Duration, Instant};
 /// When every world begins.
 const BEGIN: i64 = 1_700_000_000_000_000;
 pub(super) const TICK: Duration = Duration::from_millis(100);
+/// Fence and settle time.
+pub(super) const DELIVERY_MAX: Duration = Duration::from_secs(25);
 pub(super) const LINK: u64 = 7;
 pub(super) const MASTER: u64 = 1;
 pub(super) const OTHER_LINK: u64 = 8;
@@ -70,6 +72,7 @@ fn settings(parallel_orders: usize) -> FollowerSettings {
     FollowerSettings {
         parallel_orders,
         limits: Limits::default(),
+        delivery_max: DELIVERY_MAX,
         audits: vec![seconds(15), seconds(40)],
         routine: seconds(60),
     }
@@ -403,7 +406,7 @@ impl World {
         }
         let now = self.now().wall;
         let may_arrive = self.ghosts.iter().filter(|ghost| {
-            let is_young = now.since(ghost.sent_at) < Limits::default().broker_answer_max;
+            let is_young = now.since(ghost.sent_at) < DELIVERY_MAX;
             ghost.key == key && is_young
         });
         let closing: rust_decimal::Decimal = may_arrive
