@@ -18,6 +18,7 @@ use parking_lot::Mutex;
 use schemas::LinkId;
 use sqlx::Row;
 use std::collections::{BTreeMap, BTreeSet};
+use std::io::Write;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -38,6 +39,11 @@ const LOOK_EVERY: Duration = Duration::from_millis(300);
 const LAG_EVERY: Duration = Duration::from_millis(50);
 /// A lag that makes everything else late as well.
 const LAG_LONG: Duration = Duration::from_millis(100);
+/// How often the disk is looked at.
+const DISK_EVERY: Duration = Duration::from_millis(500);
+/// A write to the disk that takes so long holds up every commit: a lease cycle has several, and its
+/// transaction may be one second old.
+const DISK_LONG: Duration = Duration::from_millis(250);
 /// Words about one settle check at most.
 const WORDS_MAX: usize = 30;
 
@@ -68,7 +74,7 @@ pub async fn run(settings: Settings, say: impl Fn(&str)) -> Done<Verdict> {
     runner.settle(&load, START_LIMIT).await?;
     let mut schedule = Schedule::new(settings.seed, &settings.only);
     let mut verdict = Verdict { seed: settings.seed, ..Verdict::default() };
-    let lag = Lag::start();
+    let lag = Lag::start(&settings.folder)?;
     while runner.settled.iter().all(|settled| settled.differs.is_empty())
         && (verdict.rounds == 0 || begun.elapsed() + ROUND < settings.lasts)
     {
@@ -85,6 +91,7 @@ pub async fn run(settings: Settings, say: impl Fn(&str)) -> Done<Verdict> {
         say(&format!("round {}: {}; equal again after {took}", verdict.rounds, words.join(", ")));
     }
     verdict.machine_lag_max_ms = lag.max_ms();
+    verdict.disk_lag_max_ms = lag.disk_max_ms();
     runner.spans.append(&mut lag.spans.lock());
     let evidence = runner.evidence(&tap, &load).await?;
     let unsettled = runner.unsettled();
@@ -115,17 +122,20 @@ fn read_notes(folder: &Path) -> Done<Vec<NodeNote>> {
     Ok(notes)
 }
 
-/// How late this process is woken: what a busy machine does to everybody in the world. Long lags
-/// are kept as spans, which excuse what takes too long, and nothing else.
+/// How late this process is woken, and how long a write to the disk takes: what a busy machine does
+/// to everybody in the world. Long lags are kept as spans, which excuse what takes too long, and
+/// nothing else.
 struct Lag {
     max_us: Arc<AtomicU64>,
+    disk_max_us: Arc<AtomicU64>,
     spans: Arc<Mutex<Vec<Span>>>,
     _task: JoinSet<()>,
 }
 
 impl Lag {
-    fn start() -> Lag {
+    fn start(folder: &Path) -> Done<Lag> {
         let max_us = Arc::new(AtomicU64::new(0));
+        let disk_max_us = Arc::new(AtomicU64::new(0));
         let spans = Arc::new(Mutex::new(Vec::new()));
         let (seen, long) = (Arc::clone(&max_us), Arc::clone(&spans));
         let mut task = JoinSet::new();
@@ -141,7 +151,30 @@ impl Lag {
                 }
             }
         });
-        Lag { max_us, spans, _task: task }
+        let file = Arc::new(std::fs::File::create(folder.join("disk-probe"))?);
+        let (seen, long) = (Arc::clone(&disk_max_us), Arc::clone(&spans));
+        task.spawn(async move {
+            loop {
+                let (begun, from, file) = (Instant::now(), wall(), Arc::clone(&file));
+                let written = tokio::task::spawn_blocking(move || {
+                    (&*file).write_all(&[0])?;
+                    file.sync_data()
+                });
+                let is_written = matches!(written.await, Ok(Ok(())));
+                let took = begun.elapsed();
+                seen.fetch_max(took.as_micros() as u64, Ordering::Relaxed);
+                if is_written && took > DISK_LONG {
+                    let (kind, node, excuses_extra) = (MACHINE_LAG, None, false);
+                    long.lock().push(Span { kind, node, excuses_extra, from, until: wall() });
+                }
+                tokio::time::sleep(DISK_EVERY).await;
+            }
+        });
+        Ok(Lag { max_us, disk_max_us, spans, _task: task })
+    }
+
+    fn disk_max_ms(&self) -> f64 {
+        round(self.disk_max_us.load(Ordering::Relaxed) as f64 / 1_000.0)
     }
 
     fn max_ms(&self) -> f64 {

@@ -42,6 +42,8 @@ pub struct Verdict {
     pub rows_refused: u64,
     /// The longest that this process was woken too late: how busy the machine was.
     pub machine_lag_max_ms: f64,
+    /// The longest that a small write to the disk took.
+    pub disk_lag_max_ms: f64,
     /// Where the evidence is, if something is wrong.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub evidence: Option<PathBuf>,
@@ -137,6 +139,7 @@ impl Verdict {
         );
         line("rows refused", self.rows_refused.to_string());
         line("machine lag", format!("at most {} ms", self.machine_lag_max_ms));
+        line("disk lag", format!("at most {} ms", self.disk_lag_max_ms));
         for finding in &self.findings {
             line("violation", finding.clone());
         }
