@@ -22,6 +22,7 @@ use schemas::{
     AccountId, Book, FollowerTicket, LinkId, Lots, MasterTicket, OrderRequest, SymbolSpec, Token,
 };
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
+use std::time::Duration;
 
 /// A node's clock may be wrong by this over a lease: 200 millionths of 60 s, and a step of the loop.
 const CLOCK_ERROR: u64 = 20 * MS;
@@ -29,6 +30,8 @@ const CLOCK_ERROR: u64 = 20 * MS;
 const JUMP_IS_UNKNOWN: u64 = 80 * SECOND;
 /// A row that is not written after this long, with nothing broken, is stuck.
 const WRITTEN_AFTER: u64 = 10 * SECOND;
+/// L4: so long after everything has healed, all agrees.
+const SETTLED_AFTER: u64 = 120 * SECOND;
 /// Reconciles of a link in ten seconds, at most (L6).
 const STORM: usize = 3;
 
@@ -85,6 +88,8 @@ pub(crate) struct Oracle {
     adopted: BTreeSet<TicketKey>,
     /// Accounts whose last session ended with an order unanswered.
     unanswered: BTreeSet<AccountId>,
+    /// When an account that had to wait longer was claimed (H19).
+    waited_until: BTreeMap<AccountId, u64>,
     /// When a final row of a ticket was first committed.
     finals: BTreeMap<TicketKey, u64>,
     leads: BTreeMap<AccountId, Lead>,
@@ -131,6 +136,9 @@ pub(crate) fn ownership_committed(
     });
     if before.node_id.is_some() {
         w.reach("takeover");
+        if before.starts >= 2 {
+            w.oracle.waited_until.insert(id, w.now);
+        }
         if w.oracle.unanswered.remove(&id) {
             w.reach("takeover_with_an_order_in_flight");
         }
@@ -749,13 +757,22 @@ fn is_orphan(w: &World, row: &MemoryRow) -> bool {
     !row.node_id.as_ref().is_some_and(runs)
 }
 
-/// Too many tenures of it ended early: it waits for its next owner by its own length (H19).
+/// Too many tenures of it ended early: it waits for its next owner by its own length (H19), or the
+/// end of that wait is not long enough ago for what L4 promises.
 fn is_left_alone(w: &World, id: AccountId) -> bool {
-    w.db.committed.rows.get(&id).is_some_and(|row| {
-        let wait = claim_wait(row.starts, id, LEASE);
+    let waited_until = w.oracle.waited_until.get(&id);
+    let waits = w.db.committed.rows.get(&id).is_some_and(|row| {
+        let wait = claim_wait(row.starts, id, LEASE) + Duration::from_micros(SETTLED_AFTER);
         let is_over = row.lease_until.is_none_or(|until| until.plus(wait) < w.db_clock());
-        row.node_id.is_some() && !is_over && is_orphan(w, row)
-    })
+        row.starts >= 2 && row.node_id.is_some() && !is_over && is_orphan(w, row)
+    });
+    waits || waited_until.is_some_and(|at| w.now < at + SETTLED_AFTER)
+}
+
+/// The account or a master of its links is left alone.
+fn waits_for_an_owner(w: &World, id: AccountId) -> bool {
+    let links = w.links.values().filter(|facts| facts.rules.follower == id);
+    links.map(|facts| facts.rules.master).chain([id]).any(|id| is_left_alone(w, id))
 }
 
 fn owners(w: &mut World) {
@@ -767,7 +784,9 @@ fn owners(w: &mut World) {
     }
     for machine in 0..w.machines.len() {
         let Some(process) = &w.machines[machine].process else { continue };
-        let idle = process.sessions.values().find(|session| !session.is_at_work());
+        let idle = process.sessions.values().find(|session| {
+            !session.is_at_work() && !waits_for_an_owner(w, session.tenure.account)
+        });
         if let Some(session) = idle {
             let (id, state) = (session.tenure.account, session.state());
             let what = format!("account {id} on node {machine} does not work: {state}");
@@ -803,7 +822,7 @@ fn feeds(w: &mut World) {
 fn copies_agree(w: &mut World, link: LinkId) {
     let rules = w.links[&link].rules.clone();
     let id = rules.follower;
-    if is_left_alone(w, id) || is_left_alone(w, rules.master) {
+    if waits_for_an_owner(w, id) {
         w.reach("account_left_alone_after_many_starts");
         return;
     }
