@@ -54,6 +54,9 @@ pub mod timelines;
 /// name, so the row is found by every node as that of an owner that is gone. No boot id ends so.
 pub const LET_GO: &str = ".gone";
 
+/// The channel on which the database announces free accounts.
+pub const CHANNEL: &str = "lockstep_accounts";
+
 pub use cycle::{Holdings, LeaseStep, LeaseTiming, Tenure, TenureKey, diff};
 pub use store::{LeaseError, OwnershipStore, PostgresOwnership};
 pub use task::{LeaseHandle, LeaseSettings, LeaseState, start, watch_for_freezes};

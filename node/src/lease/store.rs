@@ -25,12 +25,11 @@
 //! Not covered: a server that loses committed renewals (`doubt.rs` freezes
 //! claims after a change of timeline, which makes that unlikely and not impossible).
 
-use super::LET_GO;
 use super::cycle::{
     ClaimRequest, ClaimedRow, CycleReply, CycleRequest, DatabaseMark, OwnedRow, TenureKey,
 };
 use super::share::{Fleet, good_after};
-use super::task::CHANNEL;
+use super::{CHANNEL, LET_GO};
 use crate::database::{self, DatabaseError};
 use schemas::{AccountId, IdError, Micros, NodeId, Token};
 use sqlx::postgres::types::PgInterval;

@@ -17,6 +17,7 @@
 //! Not covered: `LISTEN` on a connection whose server vanished without a word. It is made anew
 //! when a lease cycle fails; until then only the regular cycles claim.
 
+use super::CHANNEL;
 use super::cycle::{CycleReply, Holdings, LeaseTiming, Outcome, Tenure, TenureKey};
 use super::share::Fleet;
 use super::store::{LeaseError, OwnershipStore};
@@ -35,9 +36,6 @@ use tokio::sync::{Notify, mpsc, oneshot, watch};
 
 /// Commands that may wait for a running cycle; a sender waits when there are more.
 pub const COMMANDS_MAX: usize = 1_024;
-
-/// The channel on which the database announces free accounts.
-pub const CHANNEL: &str = "lockstep_accounts";
 
 /// Pause after a cycle before a notification starts another: one for a burst of them, not one
 /// each.

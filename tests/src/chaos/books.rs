@@ -18,6 +18,8 @@ pub struct Books {
     copies: BTreeMap<LinkId, State>,
     /// Open copies by link and master ticket, with their number at the broker now.
     pub open: BTreeMap<(i64, i64), i64>,
+    /// Of these, the ones whose rest the broker has given a new number, and taken the tag off it.
+    pub renumbered: BTreeSet<(i64, i64)>,
     /// Copies that were ever opened.
     pub opened: BTreeSet<Copy>,
     /// Copies of which an open was refused.
@@ -92,6 +94,9 @@ impl Books {
         self.tickets.insert((fact.account, now), (link, ticket.get()));
         self.copies.entry(link).or_default().take(ticket.get(), fact);
         let key = (link.as_i64(), ticket.as_i64());
+        if now != fact.ticket {
+            self.renumbered.insert(key);
+        }
         match fact.event {
             TradeEventKind::Closed => drop(self.open.remove(&key)),
             TradeEventKind::Opened | TradeEventKind::PendingFilled => {
