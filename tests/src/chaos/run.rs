@@ -386,9 +386,9 @@ async fn rows_that_differ(
     }
     let open = &books.open;
     let keys: BTreeSet<_> = rows.keys().chain(open.keys()).copied().collect();
-    for key in keys.difference(strangers).copied() {
-        let wanted = open.get(&key).map(|ticket| (Some(*ticket), "open".to_owned()));
-        let found = rows.get(&key).cloned();
+    for key in keys.difference(strangers) {
+        let wanted = open.get(key).map(|ticket| (Some(*ticket), "open".to_owned()));
+        let found = rows.get(key).cloned();
         if wanted != found {
             differs.push(format!(
                 "pair row of link and ticket {key:?}: the broker says {wanted:?}, the row {found:?}"
