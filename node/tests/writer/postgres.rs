@@ -93,6 +93,7 @@ async fn live_row_that_is_not_the_owners_at_commit_is_seen_by_the_audit() {
 async fn rows_of_every_tenure_in_any_order_leave_only_the_owners_alive_at_every_commit() {
     let world = PostgresWorld::start().await;
     let seed = fastrand::u64(..);
+    let mut tenures = 0;
     for seed in [1, 2, seed] {
         let mut random = fastrand::Rng::with_seed(seed);
         let mut token = 1;
@@ -138,12 +139,14 @@ async fn rows_of_every_tenure_in_any_order_leave_only_the_owners_alive_at_every_
             let committed = connection.execute("commit").await;
             assert!(committed.is_ok(), "seed {seed}: {committed:?}");
         }
-        assert!(token > 3, "seed {seed}: only {token} tenures");
+        tenures += token;
         // Terminal rows stayed, and one ticket has one live row at most.
         let doubled = "select count(*) from (select 1 from pairs where state in ('sending', 'open', 'closing')
             group by link_id, master_ticket having count(*) > 1) d";
         assert_eq!(world.number(doubled).await, 0);
     }
+    // A claim that meets an open transaction takes nothing; one seed alone may have few.
+    assert!(tenures > 9, "only {tenures} tenures in three runs, the last with seed {seed}");
 }
 
 #[tokio::test]
