@@ -10,7 +10,7 @@
 //! Not covered: which statements run; that is in the modules that own them.
 
 use sqlx::ConnectOptions;
-use sqlx::postgres::{PgConnectOptions, PgConnection, PgPool, PgPoolOptions};
+use sqlx::postgres::{PgConnectOptions, PgConnection, PgListener, PgPool, PgPoolOptions};
 use std::time::Duration;
 
 /// The files of `migrations/`, forward only.
@@ -54,6 +54,17 @@ pub fn pool(url: &str, role: &str, connections_max: u32) -> Result<PgPool, Datab
         .acquire_timeout(POOL_WAIT)
         .connect_lazy_with(options(url, role)?);
     Ok(pool)
+}
+
+/// A connection of its own that hears what is announced on a channel.
+pub async fn listen(url: &str, role: &str, channel: &str) -> Result<PgListener, DatabaseError> {
+    let connect = DatabaseError::Connect;
+    let options = options(url, role)?;
+    let pool =
+        PgPoolOptions::new().max_connections(1).connect_with(options).await.map_err(connect)?;
+    let mut listener = PgListener::connect_with(&pool).await.map_err(connect)?;
+    listener.listen(channel).await.map_err(connect)?;
+    Ok(listener)
 }
 
 /// Brings the schema up to date. Several nodes may do so at once: the migrator takes a lock.

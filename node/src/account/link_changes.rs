@@ -12,7 +12,6 @@
 //! Not covered: what changed; a session that reads its links again sees it.
 
 use crate::database;
-use sqlx::postgres::{PgListener, PgPoolOptions};
 use std::time::Duration;
 use tokio::sync::watch;
 
@@ -67,9 +66,10 @@ async fn keep_listening(url: &str, raised: &watch::Sender<u64>, keeping: Keeping
 /// Hears until the connection is no good any more.
 async fn hear(url: &str, raised: &watch::Sender<u64>, keeping: Keeping) -> Deaf {
     let Keeping { ask_after, limit, .. } = keeping;
-    let mut listener = match tokio::time::timeout(limit, connect(url)).await {
+    let connected = database::listen(url, "links", CHANNEL);
+    let mut listener = match tokio::time::timeout(limit, connected).await {
         Ok(Ok(listener)) => listener,
-        Ok(Err(error)) => return error,
+        Ok(Err(error)) => return error.into(),
         Err(_elapsed) => return Deaf::Silent(limit),
     };
     loop {
@@ -94,14 +94,6 @@ async fn hear(url: &str, raised: &watch::Sender<u64>, keeping: Keeping) -> Deaf 
             Err(error) => return error.into(),
         }
     }
-}
-
-async fn connect(url: &str) -> Result<PgListener, Deaf> {
-    let options = database::options(url, "links")?;
-    let pool = PgPoolOptions::new().max_connections(1).connect_with(options).await?;
-    let mut listener = PgListener::connect_with(&pool).await?;
-    listener.listen(CHANNEL).await?;
-    Ok(listener)
 }
 
 #[cfg(test)]

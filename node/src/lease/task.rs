@@ -27,7 +27,6 @@ use crate::database;
 use crate::gate::{Gate, RevokeReason};
 use crate::metrics::names;
 use schemas::{AccountId, NodeId};
-use sqlx::postgres::{PgListener, PgPoolOptions};
 use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::thread::JoinHandle;
@@ -506,7 +505,7 @@ async fn listen(
     anew: &Notify,
 ) {
     loop {
-        match tokio::time::timeout(limit, start_listening(url)).await {
+        match tokio::time::timeout(limit, database::listen(url, "listen", CHANNEL)).await {
             Ok(Ok(mut listener)) => {
                 // Whatever was announced before we listened is looked for now.
                 notified.notify_one();
@@ -538,16 +537,6 @@ async fn listen(
         }
         tokio::time::sleep(LISTEN_RETRY).await;
     }
-}
-
-async fn start_listening(url: &str) -> Result<PgListener, database::DatabaseError> {
-    let connect = database::DatabaseError::Connect;
-    let options = database::options(url, "listen")?;
-    let pool =
-        PgPoolOptions::new().max_connections(1).connect_with(options).await.map_err(connect)?;
-    let mut listener = PgListener::connect_with(&pool).await.map_err(connect)?;
-    listener.listen(CHANNEL).await.map_err(connect)?;
-    Ok(listener)
 }
 
 /// An error with what lies beneath it, in one line.
