@@ -541,20 +541,19 @@ impl<'a> World<'a> {
     /// step, and nothing is closed because of a guess. Where it is not known at all, the volumes
     /// of now are taken.
     pub(crate) fn base_of_copy(&self, copy: &CopyView<'_>, view: MasterView<'_>) -> Base {
-        let now = |lots_at_open| Base { lots_at_open, master_lots_at_open: view.lots() };
-        let Some(opened) = self.opened_lots(copy) else { return now(copy.lots) };
-        let Ok(spec) = usable_spec(self.parts.rules, view, &self.market) else {
-            return now(copy.lots);
+        let rules = self.parts.rules;
+        let spec = usable_spec(rules, view, &self.market).ok();
+        let full = at_open(rules, view, &self.market);
+        let (Some(opened), Some(spec), Some(full)) = (self.opened_lots(copy), spec, full) else {
+            return Base { lots_at_open: copy.lots, master_lots_at_open: view.lots() };
         };
-        let Some(full) = at_open(self.parts.rules, view, &self.market) else {
-            return now(copy.lots);
-        };
-        let as_now = size_of(self.parts.rules, view, spec, &self.market);
-        let at_open = view.lots_at_open().get();
-        let then = match opened >= full {
-            _ if as_now == Ok(opened) => view.lots().get(),
-            true => at_open,
-            false => at_open * (opened.get() / (full.get() + spec.lots_step.get())),
+        let master_at_open = view.lots_at_open().get();
+        let then = if size_of(rules, view, spec, &self.market) == Ok(opened) {
+            view.lots().get()
+        } else if opened >= full {
+            master_at_open
+        } else {
+            master_at_open * (opened.get() / (full.get() + spec.lots_step.get()))
         };
         let then = Lots::new(then.trunc_with_scale(LOTS_DIGITS)).ok();
         let master_lots_at_open = then.map_or(view.lots(), |then| then.max(view.lots()));

@@ -99,7 +99,7 @@ pub(crate) struct Oracle {
     overlaps: BTreeSet<AccountId>,
 }
 
-fn us(duration: std::time::Duration) -> u64 {
+fn us(duration: Duration) -> u64 {
     duration.as_micros() as u64
 }
 

@@ -295,6 +295,9 @@ struct Transaction<'a> {
     timeline: u32,
 }
 
+/// Platform and owner, and the end of the lease of the row that stands for all of this owner's.
+type Probes<'a> = BTreeMap<(&'a str, &'a str), Option<Micros>>;
+
 impl Transaction<'_> {
     fn run(&mut self) -> CycleReply {
         let released = self.release();
@@ -313,9 +316,9 @@ impl Transaction<'_> {
                 enabled: row.enabled,
             })
             .collect();
-        let next_expiry = self
-            .probes()
-            .into_iter()
+        let probes = self.probes();
+        let next_expiry = probes
+            .iter()
             .filter(|((platform, owner), _)| {
                 *owner != self.request.node.as_str()
                     && self.request.platforms.iter().any(|word| word == platform)
@@ -327,7 +330,7 @@ impl Transaction<'_> {
         let unowned: Vec<Micros> =
             enabled().filter(|row| row.node_id.is_none()).map(|row| row.free_since).collect();
         let orphaned: Vec<Micros> = enabled()
-            .filter(|row| !mine(row) && self.is_seen_to_run_out(row))
+            .filter(|row| !mine(row) && self.is_seen_to_run_out(row, &probes))
             .map(|row| row.lease_until.unwrap_or(Micros(0)))
             .collect();
         let since = unowned.iter().chain(&orphaned).min().copied();
@@ -442,7 +445,7 @@ impl Transaction<'_> {
     }
 
     /// The end of the lease of one row of each owner, which stands for all of them.
-    fn probes(&self) -> BTreeMap<(&str, &str), Option<Micros>> {
+    fn probes(&self) -> Probes<'_> {
         let mut probes = BTreeMap::new();
         for row in self.rows.values() {
             if let Some(owner) = &row.node_id {
@@ -453,9 +456,9 @@ impl Transaction<'_> {
     }
 
     /// The owner's one row that is looked at has run out, and so has this one.
-    fn is_seen_to_run_out(&self, row: &MemoryRow) -> bool {
+    fn is_seen_to_run_out(&self, row: &MemoryRow, probes: &Probes<'_>) -> bool {
         let Some(owner) = &row.node_id else { return false };
-        let probe = self.probes().get(&(row.platform.as_str(), owner.as_str())).copied().flatten();
+        let probe = probes.get(&(row.platform.as_str(), owner.as_str())).copied().flatten();
         probe.is_none_or(|until| until < self.begun_at) && self.has_run_out(row)
     }
 
@@ -471,12 +474,13 @@ impl Transaction<'_> {
         let free = self.claimable(claim, |_, row| row.node_id.is_none());
         let believed = claim.database.is_none_or(|bounds| bounds.hold(self.begun_at, timeline));
         let is_dead = |owner: &str| claim.proven_dead.iter().any(|dead| dead.as_str() == owner);
+        let probes = self.probes();
         let expired = self.claimable(claim, |account, row| {
             let Some(owner) = row.node_id.as_deref().filter(|owner| *owner != node) else {
                 return false;
             };
             let wait = claim_wait(row.starts, *account, self.request.lease);
-            let has_run_out = self.is_seen_to_run_out(row)
+            let has_run_out = self.is_seen_to_run_out(row, &probes)
                 && row.lease_until.is_none_or(|until| until.plus(wait) < self.begun_at);
             (is_dead(owner) && row.starts <= 1) || (claim.expired && believed && has_run_out)
         });

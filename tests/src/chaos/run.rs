@@ -15,7 +15,7 @@ use crate::oracle::differences_but;
 use crate::world::wall;
 use futures_util::future::try_join_all;
 use parking_lot::Mutex;
-use schemas::LinkId;
+use schemas::{LinkId, Micros};
 use sqlx::Row;
 use std::collections::{BTreeMap, BTreeSet};
 use std::io::Write;
@@ -146,8 +146,7 @@ impl Lag {
                 let late = asleep.elapsed().saturating_sub(LAG_EVERY);
                 seen.fetch_max(late.as_micros() as u64, Ordering::Relaxed);
                 if late > LAG_LONG {
-                    let (kind, node, excuses_extra) = (MACHINE_LAG, None, false);
-                    long.lock().push(Span { kind, node, excuses_extra, from, until: wall() });
+                    long.lock().push(lag_since(from));
                 }
             }
         });
@@ -164,8 +163,7 @@ impl Lag {
                 let took = begun.elapsed();
                 seen.fetch_max(took.as_micros() as u64, Ordering::Relaxed);
                 if is_written && took > DISK_LONG {
-                    let (kind, node, excuses_extra) = (MACHINE_LAG, None, false);
-                    long.lock().push(Span { kind, node, excuses_extra, from, until: wall() });
+                    long.lock().push(lag_since(from));
                 }
                 tokio::time::sleep(DISK_EVERY).await;
             }
@@ -180,6 +178,11 @@ impl Lag {
     fn max_ms(&self) -> f64 {
         round(self.max_us.load(Ordering::Relaxed) as f64 / 1_000.0)
     }
+}
+
+/// The machine held everybody up until now.
+fn lag_since(from: Micros) -> Span {
+    Span { kind: MACHINE_LAG, node: None, excuses_extra: false, from, until: wall() }
 }
 
 /// How one settle check ended.

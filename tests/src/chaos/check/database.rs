@@ -180,6 +180,11 @@ fn releases(evidence: &Evidence, report: &mut Report) {
     }
 }
 
+/// When the lease that ends then was renewed for the last time.
+fn renewed_at(until: Micros) -> Micros {
+    Micros(until.0 - timing::LEASE.as_micros() as i64)
+}
+
 /// Tenures of an account that began since the last one that went well, and the present one's begin.
 #[derive(Debug, Clone, Copy)]
 struct Starts {
@@ -192,13 +197,12 @@ struct Starts {
 fn waits(rows: &[AuditRow]) -> BTreeMap<i64, Vec<(Micros, Micros)>> {
     let mut waits: BTreeMap<i64, Vec<(Micros, Micros)>> = BTreeMap::new();
     let mut known: BTreeMap<i64, Starts> = BTreeMap::new();
-    let lease_us = timing::LEASE.as_micros() as i64;
     for row in rows {
         let AuditFact::Lease { account, before, after, until_before, .. } = &row.fact else {
             continue;
         };
         let starts = known.entry(*account).or_insert(Starts { count: 0, begun: row.at });
-        let renewed = until_before.map_or(row.at, |until| Micros(until.0 - lease_us));
+        let renewed = until_before.map_or(row.at, renewed_at);
         if before.node.is_some() && renewed.since(starts.begun) > good_after(timing::LEASE) {
             starts.count = 0;
         }
@@ -233,8 +237,7 @@ fn takeovers(evidence: &Evidence, rows: &[AuditRow], report: &mut Report) {
                 let is_new = after.node.is_some() && after.token != before.token;
                 let ended = until_before.filter(|_| before.node.is_some());
                 if let (true, Some(until)) = (is_new, ended) {
-                    let renewed = Micros(until.0 - timing::LEASE.as_micros() as i64);
-                    open.insert(*account, (after.token, renewed));
+                    open.insert(*account, (after.token, renewed_at(until)));
                 }
             }
             AuditFact::Status { account: id, writer, session, .. } => {
