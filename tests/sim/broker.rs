@@ -143,6 +143,12 @@ fn master_style(plan: &Plan, id: u64) -> Style {
     if (plan.seed + id).is_multiple_of(3) { Style::Mt4 } else { Style::Mt5 }
 }
 
+/// The follower's broker renumbers the rest of a partial close.
+pub(crate) fn renumbers(w: &World, follower: AccountId) -> bool {
+    let place = w.plan.follower_ids().position(|id| id == follower.get());
+    place.is_some_and(|place| w.plan.followers[place].style == PlanStyle::Mt4)
+}
+
 impl World {
     pub(crate) fn broker_now(&self) -> paper::clock::Now {
         paper::clock::Now { mono_us: self.now, wall: self.true_wall() }

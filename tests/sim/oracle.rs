@@ -77,8 +77,6 @@ pub(crate) struct Oracle {
     copies: BTreeMap<(AccountId, FollowerTicket), TicketKey>,
     ended: BTreeSet<TicketKey>,
     cancelled: BTreeSet<TicketKey>,
-    /// Copies whose broker gave their rest a new number, and took the tag off it.
-    renumbered: BTreeSet<TicketKey>,
     /// An order of theirs came later than any answer: it may have been given up.
     came_late: BTreeSet<TicketKey>,
     /// An order of theirs came later than fence and settle time cover.
@@ -486,7 +484,6 @@ pub(crate) fn account_changed(w: &mut World, id: AccountId, change: &AccountChan
         Some(now) => {
             w.oracle.copies.insert((id, now), key);
             if now != gone {
-                w.oracle.renumbered.insert(key);
                 w.reach("copy_renumbered");
             }
         }
@@ -841,7 +838,7 @@ fn copies_agree(w: &mut World, link: LinkId) {
         let is_open = truth.positions.contains_key(ticket) || truth.pendings.contains_key(ticket);
         if copies.len() > 1 && !(is_blank && came_too_late(w, key)) {
             w.violate("L4", format!("{key:?} has {} copies at rest", copies.len()));
-        } else if !(is_open || (row_lost(w, key) && has_no_tag(w, key, is_blank))) {
+        } else if !(is_open || (row_lost(w, key) && is_blank)) {
             w.violate("L4", format!("{key:?} is left open: its master's trade is gone"));
         } else if let (Some(lots), Some(target)) =
             (copies[0].1, target_now(w, id, key, copies[0].0))
@@ -884,12 +881,7 @@ fn is_a_step_above(w: &World, id: AccountId, key: TicketKey, lots: Lots, target:
 fn is_settled_otherwise(w: &World, key: TicketKey, is_untagged: bool) -> bool {
     w.oracle.decided.contains(&key)
         || w.oracle.excused.contains(&key)
-        || (has_no_tag(w, key, is_untagged) && row_lost(w, key))
-}
-
-/// Nothing at the broker says whose copy this is: without its row it is only reported.
-fn has_no_tag(w: &World, key: TicketKey, is_untagged: bool) -> bool {
-    is_untagged || w.oracle.renumbered.contains(&key)
+        || (is_untagged && row_lost(w, key))
 }
 
 /// The broker does not keep tags: a copy without its row is only reported.

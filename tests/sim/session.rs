@@ -5,7 +5,7 @@
 
 use crate::broker::Order;
 use crate::bus::Message;
-use crate::node::{AUDITS, BROKER_CALL_LIMIT, FENCE, SEND_RESERVE, SETTLE};
+use crate::node::{AUDITS, BROKER_CALL_LIMIT, FENCE, LEASE, SEND_RESERVE, SETTLE};
 use crate::plan::{MS, Point, SECOND};
 use crate::world::{Who, World};
 use bus::publisher::core::{Outgoing, PublisherCore, StateAt};
@@ -179,6 +179,7 @@ fn load(w: &mut World, who: Who, account: AccountId, number: u64) {
                 parallel_orders: 16,
                 limits: Limits { broker_answer_max: BROKER_CALL_LIMIT, ..Limits::default() },
                 delivery_max: FENCE + SETTLE,
+                row_wait_max: LEASE,
                 audits: AUDITS.to_vec(),
                 routine: ROUTINE,
             };
@@ -392,7 +393,8 @@ fn work(
     session.stage = Stage::Working;
     session.wait = OPEN_RETRY_FIRST;
     w.reach("session_opened");
-    step(w, who, account, Input::SessionOpened { snapshot, symbols });
+    let renumbers = crate::broker::renumbers(w, account);
+    step(w, who, account, Input::SessionOpened { snapshot, symbols, renumbers });
     if let Some(number) = get(w, who, account).map(|s| s.number) {
         drain_inbox(w, who, account, number);
         pump_feed(w, who, account, number);
@@ -743,6 +745,16 @@ fn pump_feed(w: &mut World, who: Who, account: AccountId, number: u64) {
 
 // The end of permission, and of tenures.
 
+/// Copies that partial closes wait for, and whose rows are settled by now.
+fn stored_since(w: &mut World, who: Who, account: AccountId) -> Vec<TicketKey> {
+    let Some(session) = get(w, who, account) else { return Vec::new() };
+    let Some(follower) = &session.follower else { return Vec::new() };
+    let unstored: Vec<_> = follower.unstored().collect();
+    let queue = &w.process(who).writer.queue;
+    let stored = unstored.into_iter().filter(|(_, pair)| !queue.is_pair_pending(*pair));
+    stored.map(|(key, _)| key).collect()
+}
+
 fn look_at_the_clock(w: &mut World, who: Who, account: AccountId) {
     let stretch = permission(w, who, account);
     let Some(session) = get(w, who, account) else { return };
@@ -769,6 +781,9 @@ fn look_at_the_clock(w: &mut World, who: Who, account: AccountId) {
         return;
     }
     note_epoch(w, who, account);
+    for key in stored_since(w, who, account) {
+        step(w, who, account, Input::Stored(key));
+    }
     step(w, who, account, Input::Tick);
     let Some(session) = get(w, who, account) else { return };
     if session.rules_changed {

@@ -100,7 +100,7 @@ pub(crate) fn answered(
                     writer.queue.hold(entry, at, jitter);
                     continue;
                 }
-                writer.queue.settle(entry.row.account());
+                writer.queue.settle(&entry.row);
                 if matches!(outcome, RowOutcome::NotOwner | RowOutcome::Ended) {
                     left_out += 1;
                 }
@@ -113,7 +113,7 @@ pub(crate) fn answered(
         }
         (Err(error), Some(Next::DropRow)) => {
             for entry in batch.entries {
-                writer.queue.settle(entry.row.account());
+                writer.queue.settle(&entry.row);
                 dropped.push((format!("{:?}", entry.row), error.to_string()));
             }
         }

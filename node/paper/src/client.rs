@@ -222,6 +222,11 @@ impl PaperSession {
         self.inner.style.is_some_and(Style::is_netting)
     }
 
+    /// Whether the rest of a partial close has a new number and no comment of ours.
+    pub fn renumbers(&self) -> bool {
+        self.inner.style.is_some_and(Style::renumbers)
+    }
+
     /// Writes the order to the socket, now. The caller checks its permit immediately before.
     ///
     /// Never waits. Errors: `NotSent`, in which case no byte of it was written.

@@ -101,6 +101,12 @@ impl Style {
     pub fn is_netting(self) -> bool {
         self == Style::Mt5Netting
     }
+
+    /// Whether the rest of a partial close is a trade of its own, with a new number and another
+    /// comment.
+    pub fn renumbers(self) -> bool {
+        self == Style::Mt4
+    }
 }
 
 /// What the broker does to the comment of a new order, after cutting it to the length limit.

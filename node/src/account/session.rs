@@ -376,6 +376,7 @@ impl AccountSession {
             parallel_orders: config.parallel_orders as usize,
             limits: Limits { broker_answer_max: config.broker_call_limit, ..Limits::default() },
             delivery_max: config.fence + config.settle,
+            row_wait_max: config.lease,
             audits: config.audits.clone(),
             routine: ROUTINE_RECONCILE,
         };
@@ -502,7 +503,9 @@ impl AccountSession {
         }
         self.note(|account, token| Note::SessionOpened { account, token });
         if let Some(follower) = &mut self.follower {
-            let effects = follower.step(context.now(), Input::SessionOpened { snapshot, symbols });
+            let renumbers = connection.session.renumbers();
+            let opened = Input::SessionOpened { snapshot, symbols, renumbers };
+            let effects = follower.step(context.now(), opened);
             self.execute(&mut connection, effects).await;
             self.catch_up(&mut connection).await;
         }
@@ -592,12 +595,23 @@ impl AccountSession {
         if self.attach_at.take_if(|at| self.context.clock.now() >= *at).is_some() {
             self.attach_feeds();
         }
+        for key in self.stored_since() {
+            self.step(connection, Input::Stored(key)).await;
+        }
         self.step(connection, Input::Tick).await;
         self.routine_status();
         if self.may_move() {
             return Some(Interrupted::Wanted(Wanted::Move));
         }
         if self.is_deaf_alone().await { Some(Interrupted::Unserved) } else { None }
+    }
+
+    /// Copies that partial closes wait for, and whose rows are settled by now.
+    fn stored_since(&self) -> Vec<TicketKey> {
+        let Some(follower) = &self.follower else { return Vec::new() };
+        let is_stored = |pair| !self.context.writer.is_pair_pending(pair);
+        let stored = follower.unstored().filter(|(_, pair)| is_stored(*pair));
+        stored.map(|(key, _)| key).collect()
     }
 
     /// Another node is to have the account, and no order is on its way.

@@ -168,6 +168,11 @@ impl PaperBrokerSession {
     pub fn is_netting(&self) -> bool {
         self.session.is_netting()
     }
+
+    /// Whether the rest of a partial close has a new number and not our tag.
+    pub fn renumbers(&self) -> bool {
+        self.session.renumbers()
+    }
 }
 
 impl BrokerSession for PaperBrokerSession {

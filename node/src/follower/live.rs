@@ -181,6 +181,9 @@ impl Follower {
     ) {
         while !action.steps.is_empty() {
             let mut step = action.steps.remove(0);
+            if self.reduces_early(key, &step) {
+                return; // an adoption made this the copy of a pair that no row names yet
+            }
             let Some(link) = self.links.get(&key.link) else { return };
             if let CopyStep::OpenCopy { stops, .. } = &mut step
                 && link.without_stops.contains(&key.ticket)
@@ -256,6 +259,7 @@ impl Follower {
             }
         }
         effects.push(Effect::Persist(Box::new(pair.clone())));
+        self.note_unstored(&pair);
         self.put_pair(pair.clone());
         pair
     }
@@ -504,13 +508,38 @@ impl Follower {
         self.last_looks.insert((old_enough, key.link));
     }
 
-    /// Before the settle time has passed no copy is reduced: a partial close of the former owner may
-    /// still arrive, and two of them close too much (H8, H49). Closes in full do not wait.
+    /// Leaves out a partial close whose time has not come; what is planned later has it again.
     pub(super) fn without_early_reduction(&self, mut action: CopyAction) -> Option<CopyAction> {
-        if self.settle_until.is_some() {
-            action.steps.retain(|step| !matches!(step, CopyStep::ReduceCopy { .. }));
-        }
+        let key = TicketKey { link: action.link, ticket: action.master_ticket };
+        action.steps.retain(|step| !self.reduces_early(key, step));
         (!action.steps.is_empty()).then_some(action)
+    }
+
+    /// Whether this is a partial close that must wait. Closes in full do not wait.
+    ///
+    /// 1. Before the settle time has passed one of the former owner may still arrive, and two of
+    ///    them close too much (H8, H49).
+    /// 2. Where the broker gives the rest a new number and no tag, the copy's row must be stored
+    ///    first: a next owner without it could not know whose trade the rest is (H51).
+    fn reduces_early(&self, key: TicketKey, step: &CopyStep) -> bool {
+        matches!(step, CopyStep::ReduceCopy { .. })
+            && (self.settle_until.is_some() || self.unstored.contains_key(&key))
+    }
+
+    /// Remembers a copy that gets its first row that names it. A later row need not be waited for:
+    /// from any of the copy's numbers the history leads to the last one.
+    fn note_unstored(&mut self, pair: &Pair) {
+        let key = TicketKey { link: pair.link, ticket: pair.master_ticket };
+        if !pair.state.is_live() || pair.follower_ticket.is_none() {
+            self.unstored.remove(&key);
+            return;
+        }
+        let before = self.links.get(&key.link).and_then(|link| link.pairs.main(key.ticket));
+        let was_named =
+            before.is_some_and(|old| old.id == pair.id && old.follower_ticket.is_some());
+        if self.renumbers && !was_named {
+            self.unstored.insert(key, None);
+        }
     }
 
     /// So long an order may be on its way before it is carried out.

@@ -7,7 +7,8 @@ use crate::clock::NodeTime;
 use crate::writer::EventOutcome;
 use bus::{FeedMessage, RequestReason};
 use reconcile::{
-    CopyAction, CopyStep, FollowerHistory, HeldPlan, Limits, LinkMode, LinkRules, Pair, Pairs,
+    CopyAction, CopyStep, FollowerHistory, HeldPlan, Limits, LinkMode, LinkRules, Pair, PairId,
+    Pairs,
 };
 use schemas::planted::{self, Bug};
 use schemas::{
@@ -36,6 +37,9 @@ pub struct FollowerSettings {
     /// So long after it left an order may still be carried out: fence and settle time. What cannot
     /// be taken back, as a partial close cannot, is not asked for a second time before.
     pub delivery_max: Duration,
+    /// So long at most a partial close waits for the row of its copy: a node that cannot write has
+    /// lost the account by then. If it has not, the rows are at fault, and the volume counts more.
+    pub row_wait_max: Duration,
     /// After these waits the new owner looks again for duplicates (H7).
     pub audits: Vec<Duration>,
     /// A reconcile without any other reason.
@@ -118,6 +122,8 @@ pub enum Input {
         snapshot: AccountSnapshot,
         /// What the broker says of its symbols.
         symbols: Vec<SymbolSpec>,
+        /// The rest of a partial close gets a new number and loses the tag (MT4).
+        renumbers: bool,
     },
     /// The session says something.
     Session(SessionEvent),
@@ -140,6 +146,8 @@ pub enum Input {
     /// The rules of all links of this account, each with its pair rows as they are stored.
     /// The rows count only for a link that is new here: of the others the follower knows better.
     Links(Vec<(LinkRules, Pairs)>),
+    /// The row of a copy, one of [`Follower::unstored`], waits for the database no longer.
+    Stored(TicketKey),
     /// The lease is confirmed again after a hole.
     LeaseRestored,
     /// Time passed.
@@ -429,6 +437,10 @@ pub struct Follower {
     pub(super) causes: BTreeMap<TicketKey, Cause>,
     pub(super) retries: BTreeMap<TicketKey, Retry>,
     pub(super) by_ticket: BTreeMap<FollowerTicket, TicketKey>,
+    /// The broker renumbers the rest of a partial close.
+    pub(super) renumbers: bool,
+    /// Copies at such a broker that no stored row names yet, and the first tick that saw them so.
+    pub(super) unstored: BTreeMap<TicketKey, Option<NodeTime>>,
     pub(super) reading: Option<Reading>,
     pub(super) reads: u64,
     pub(super) settle_until: Option<NodeTime>,
@@ -466,6 +478,8 @@ impl Follower {
             causes: BTreeMap::new(),
             retries: BTreeMap::new(),
             by_ticket: BTreeMap::new(),
+            renumbers: false,
+            unstored: BTreeMap::new(),
             reading: None,
             reads: 0,
             settle_until,
@@ -555,6 +569,14 @@ impl Follower {
         self.slots.on_their_way() + self.slots.unknowns().count()
     }
 
+    /// Copies whose rows a partial close has to wait for; told with [`Input::Stored`].
+    pub fn unstored(&self) -> impl Iterator<Item = (TicketKey, PairId)> {
+        self.unstored.keys().filter_map(|key| {
+            let pair = self.links.get(&key.link)?.pairs.main(key.ticket)?;
+            Some((*key, pair.id))
+        })
+    }
+
     /// Orders whose answer may still come. One of unknown outcome is not among them: nothing but a
     /// later look settles it.
     pub fn awaited(&self) -> usize {
@@ -596,7 +618,8 @@ impl Follower {
         let mut effects = Vec::new();
         match input {
             Input::Feed { master, message } => self.on_feed(now, master, message, &mut effects),
-            Input::SessionOpened { snapshot, symbols } => {
+            Input::SessionOpened { snapshot, symbols, renumbers } => {
+                self.renumbers = renumbers;
                 self.on_session_opened(now, &snapshot, symbols);
             }
             Input::Session(SessionEvent::Lost(_)) => self.on_session_lost(now, &mut effects),
@@ -609,6 +632,7 @@ impl Follower {
             // Planted: the reconcile of the claim is the only one.
             Input::LeaseRestored if planted::is(Bug::P16) => {}
             Input::LeaseRestored => self.all_due(now.node, Reason::LeaseRestored),
+            Input::Stored(key) => self.on_stored(now, key, &mut effects),
             Input::Tick => self.on_tick(now, &mut effects),
             Input::Drain => self.draining = true,
         }
@@ -693,6 +717,7 @@ impl Follower {
             }
         }
         self.try_again(now, effects);
+        self.give_rows_up(now, effects);
         self.end_what_was_taken_back(effects);
         let unknown: BTreeSet<LinkId> = self.slots.unknowns().map(|(key, _)| key.link).collect();
         for link in unknown {
@@ -713,6 +738,26 @@ impl Follower {
             now.node.since(retry.at) <= RETRY_FORGOTTEN
         });
         for key in ripe {
+            self.wake(now, key, None, effects);
+        }
+    }
+
+    /// Rows that partial closes have waited for long enough.
+    fn give_rows_up(&mut self, now: Now, effects: &mut Vec<Effect>) {
+        let max = self.settings.row_wait_max;
+        let mut over = Vec::new();
+        for (key, since) in &mut self.unstored {
+            if now.node.since(*since.get_or_insert(now.node)) >= max {
+                over.push(*key);
+            }
+        }
+        for key in over {
+            self.on_stored(now, key, effects);
+        }
+    }
+
+    fn on_stored(&mut self, now: Now, key: TicketKey, effects: &mut Vec<Effect>) {
+        if self.unstored.remove(&key).is_some() {
             self.wake(now, key, None, effects);
         }
     }

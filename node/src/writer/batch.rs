@@ -228,6 +228,8 @@ pub struct Queue {
     arrivals: u64,
     /// Rows that wait or are being written, per account; no entry means none.
     pending: BTreeMap<AccountId, usize>,
+    /// The same of the rows of each pair.
+    pending_pairs: BTreeMap<PairId, usize>,
 }
 
 impl Queue {
@@ -258,10 +260,10 @@ impl Queue {
 
     /// Takes a row back that was not written through no fault of its own.
     pub fn put_back(&mut self, entry: Entry) {
-        let account = entry.row.account();
+        let key = PendingKey::of(&entry.row);
         self.insert(entry, false);
         // It was counted all the time that it was away.
-        self.settle(account);
+        self.uncount(key);
     }
 
     /// Takes a row back that cannot be written just now; each time it waits longer.
@@ -271,19 +273,26 @@ impl Queue {
         self.put_back(entry);
     }
 
-    /// A row of this account needs nothing more.
-    pub fn settle(&mut self, account: AccountId) {
-        let count = self.pending.get_mut(&account);
-        let count = count.expect("a row is settled once, and was counted when it was pushed");
-        *count -= 1;
-        if *count == 0 {
-            self.pending.remove(&account);
+    /// This row needs nothing more.
+    pub fn settle(&mut self, row: &Row) {
+        self.uncount(PendingKey::of(row));
+    }
+
+    fn uncount(&mut self, key: PendingKey) {
+        count_down(&mut self.pending, &key.account);
+        if let Some(pair) = key.pair {
+            count_down(&mut self.pending_pairs, &pair);
         }
     }
 
     /// Rows of this account that are not settled, those being written included.
     pub fn pending(&self, account: AccountId) -> usize {
         self.pending.get(&account).copied().unwrap_or(0)
+    }
+
+    /// A row of this pair is not settled.
+    pub fn is_pair_pending(&self, pair: PairId) -> bool {
+        self.pending_pairs.contains_key(&pair)
     }
 
     /// Rows of all accounts that are not settled.
@@ -302,7 +311,8 @@ impl Queue {
     }
 
     fn insert(&mut self, entry: Entry, full: bool) -> Pushed {
-        let account = entry.row.account();
+        let counted = PendingKey::of(&entry.row);
+        let account = counted.account;
         let pushed = match &entry.row {
             Row::Pair(row) if row.has_ended() => {
                 let key = (row.pair.id, account, row.pair.follower_ticket);
@@ -315,7 +325,7 @@ impl Queue {
                     if pushed == Pushed::Queued {
                         return Pushed::Coalesced;
                     }
-                    self.settle(account);
+                    self.uncount(counted);
                 }
                 pushed
             }
@@ -336,8 +346,34 @@ impl Queue {
         };
         if pushed == Pushed::Queued {
             *self.pending.entry(account).or_insert(0) += 1;
+            if let Some(pair) = counted.pair {
+                *self.pending_pairs.entry(pair).or_insert(0) += 1;
+            }
         }
         pushed
+    }
+}
+
+/// What a row is counted under until it is settled.
+#[derive(Debug, Clone, Copy)]
+struct PendingKey {
+    account: AccountId,
+    pair: Option<PairId>,
+}
+
+impl PendingKey {
+    fn of(row: &Row) -> PendingKey {
+        let pair = if let Row::Pair(row) = row { Some(row.pair.id) } else { None };
+        PendingKey { account: row.account(), pair }
+    }
+}
+
+fn count_down<K: Ord>(counts: &mut BTreeMap<K, usize>, key: &K) {
+    let count = counts.get_mut(key);
+    let count = count.expect("a row is settled once, and was counted when it was pushed");
+    *count -= 1;
+    if *count == 0 {
+        counts.remove(key);
     }
 }
 

@@ -42,6 +42,7 @@ pub use task::{WriterConfig, WriterTask};
 use batch::{Batch, Pushed, Queue};
 use metrics::RowEnd;
 use parking_lot::Mutex;
+use reconcile::PairId;
 use schemas::AccountId;
 use std::future::Future;
 use std::sync::Arc;
@@ -187,6 +188,11 @@ impl Writer {
     /// Rows of this account that are neither durable nor refused.
     pub fn pending(&self, account: AccountId) -> usize {
         self.shared.queue.lock().pending(account)
+    }
+
+    /// A row of this pair is neither durable nor refused.
+    pub fn is_pair_pending(&self, pair: PairId) -> bool {
+        self.shared.queue.lock().is_pair_pending(pair)
     }
 
     /// Waits until no row of this account is pending, without waiting for the next flush.

@@ -204,7 +204,7 @@ impl WriterTask {
                 queue.hold(entry, now, fastrand::f64());
                 continue;
             }
-            queue.settle(entry.row.account());
+            queue.settle(&entry.row);
             metrics::row(kind, RowEnd::Answered(outcome));
             metrics::row_waited(kind, now - entry.since);
             if matches!(outcome, RowOutcome::NotOwner | RowOutcome::Ended) {
@@ -224,7 +224,7 @@ impl WriterTask {
         for entry in batch.entries {
             tracing::error!(row = ?entry.row, %error, "row is refused and dropped");
             metrics::row(kind, RowEnd::Refused);
-            self.shared.queue.lock().settle(entry.row.account());
+            self.shared.queue.lock().settle(&entry.row);
         }
     }
 

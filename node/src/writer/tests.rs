@@ -299,6 +299,28 @@ fn events_and_pairs_are_bounded_and_what_does_not_fit_is_handed_back() {
 }
 
 #[test]
+fn a_pair_is_pending_from_its_first_push_until_its_last_row_is_settled() {
+    let now = Instant::now();
+    let mut queue = Queue::default();
+    let row = |lots| Row::Pair(pair(1, PairState::Open, Some(1), lots));
+    let id = pair(1, PairState::Open, Some(1), 1).pair.id;
+    assert!(!queue.is_pair_pending(id));
+    queue.push(row(1), now);
+    let written = queue.take(now).unwrap();
+    assert!(queue.is_pair_pending(id), "it is being written");
+    queue.push(row(2), now);
+    queue.settle(&written.entries[0].row);
+    assert!(queue.is_pair_pending(id), "a newer row waits");
+    let failed = queue.take(now).unwrap().entries.remove(0);
+    queue.put_back(failed);
+    assert!(queue.is_pair_pending(id), "it was not written");
+    let written = queue.take(now).unwrap();
+    queue.settle(&written.entries[0].row);
+    assert!(!queue.is_pair_pending(id));
+    assert_eq!(queue.pending(account(11)), 0);
+}
+
+#[test]
 fn status_is_replaced_by_the_last_push_even_if_the_clock_was_set_back() {
     let now = Instant::now();
     let mut queue = Queue::default();
@@ -320,7 +342,7 @@ fn row_that_is_held_waits_longer_each_time_and_the_others_do_not() {
         queue.push(Row::Pair(pair(2, PairState::Open, Some(2), 1)), now);
         let other = queue.take(now).unwrap();
         assert_eq!((other.len(), other.pairs()[0].pair.master_ticket.get()), (1, 2));
-        queue.settle(account(11));
+        queue.settle(&other.entries[0].row);
         let wait = (0..).map(Duration::from_millis).find(|wait| {
             queue.take(now + *wait).map(|batch| queue.put_back(batch.entries[0].clone())).is_some()
         });
@@ -490,10 +512,10 @@ proptest! {
         let mut pushed: Vec<PairRow> = Vec::new();
         let mut store = |queue: &mut Queue| {
             let Some(batch) = queue.take(now) else { return false };
-            for row in batch.pairs() {
-                stored.push(row.clone());
-                queue.settle(row.follower);
+            for entry in &batch.entries {
+                queue.settle(&entry.row);
             }
+            stored.extend(batch.pairs().into_iter().cloned());
             true
         };
         for step in steps {
@@ -512,6 +534,7 @@ proptest! {
         }
         while store(&mut queue) {}
         prop_assert_eq!(queue.pending_of_all(), 0);
+        prop_assert!(pushed.iter().all(|row| !queue.is_pair_pending(row.pair.id)));
 
         let mut best: BTreeMap<_, PairRow> = BTreeMap::new();
         for row in pushed.iter().filter(|row| !row.has_ended()) {

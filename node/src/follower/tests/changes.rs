@@ -1,6 +1,6 @@
 //! What happens to a copy: by us, by hand, and where the broker renumbers.
 
-use super::world::{MASTER, Setup, World, key, lots, price, seconds};
+use super::world::{MASTER, ROW_WAIT_MAX, Setup, World, key, lots, price, seconds};
 use paper::protocol::{Instruction, Style};
 use reconcile::{EndReason, EndedHow, PairState};
 
@@ -80,6 +80,83 @@ fn a_renumbered_rest_stays_the_copy_of_its_ticket() {
     world.calm(seconds(20));
     assert!(world.positions().is_empty());
     assert_eq!(world.actions(1), ["open", "partial_close", "close"]);
+}
+
+// H51: the row is what a next owner knows the rest by.
+#[test]
+fn a_copy_whose_rest_would_lose_its_tag_is_reduced_only_when_its_row_is_stored() {
+    let mut world = mt4();
+    world.database_away = true;
+    world.master_opens(1);
+    world.answer_everything();
+    world.master_reduces(1, "0.6");
+    world.calm(seconds(20));
+    assert_eq!(world.copy().lots, lots("1"), "nobody else could know whose the rest is");
+    assert_eq!(world.restless, 0);
+    world.database_returns();
+    world.answer_everything();
+    assert_eq!(world.copy().lots, lots("0.6"));
+    // From the stored number the history leads to the next one.
+    world.database_away = true;
+    world.master_reduces(1, "0.3");
+    world.answer_everything();
+    assert_eq!(world.copy().lots, lots("0.3"));
+    assert_eq!(world.actions(1), ["open", "partial_close", "partial_close"]);
+}
+
+#[test]
+fn a_copy_without_a_stored_row_is_closed_in_full_at_once() {
+    let mut world = mt4();
+    world.database_away = true;
+    world.master_opens(1);
+    world.answer_everything();
+    world.master_reduces(1, "0.6");
+    world.answer_everything();
+    world.master_closes(1);
+    world.answer_everything();
+    assert!(world.positions().is_empty());
+    assert_eq!(world.actions(1), ["open", "close"]);
+}
+
+#[test]
+fn a_partial_close_does_not_wait_for_ever_for_a_row_that_nobody_stores() {
+    let mut world = mt4();
+    world.database_away = true;
+    world.master_opens(1);
+    world.answer_everything();
+    world.master_reduces(1, "0.6");
+    world.calm(ROW_WAIT_MAX - seconds(1));
+    assert_eq!(world.copy().lots, lots("1"));
+    world.calm(seconds(2));
+    assert_eq!(world.copy().lots, lots("0.6"));
+}
+
+#[test]
+fn a_copy_whose_rest_keeps_its_tag_is_reduced_before_its_row_is_stored() {
+    let mut world = World::copying();
+    world.database_away = true;
+    world.master_opens(1);
+    world.answer_everything();
+    world.master_reduces(1, "0.6");
+    world.answer_everything();
+    assert_eq!(world.copy().lots, lots("0.6"));
+}
+
+// The late open's answer was lost; the plan adopts the copy and reduces it in one action.
+#[test]
+fn a_copy_that_a_plan_adopts_is_reduced_only_when_its_row_is_stored() {
+    let mut world = mt4();
+    world.database_away = true;
+    world.master_opens(1);
+    world.time_out(0);
+    world.ghost_arrives(0);
+    world.master_reduces(1, "0.6");
+    world.calm(seconds(20));
+    assert_eq!(world.pair(1).unwrap().follower_ticket, Some(world.copy_ticket()));
+    assert_eq!(world.copy().lots, lots("1"));
+    world.database_returns();
+    world.calm(seconds(5));
+    assert_eq!(world.copy().lots, lots("0.6"));
 }
 
 #[test]

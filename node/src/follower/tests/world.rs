@@ -39,6 +39,8 @@ pub(super) const MASTER: u64 = 1;
 pub(super) const OTHER_LINK: u64 = 8;
 pub(super) const OTHER_MASTER: u64 = 2;
 const FOLLOWER: u64 = 100;
+/// So long at most a partial close waits for the row of its copy.
+pub(super) const ROW_WAIT_MAX: Duration = Duration::from_secs(60);
 
 pub(super) fn account(id: u64) -> AccountId {
     AccountId::new(id).unwrap()
@@ -73,6 +75,7 @@ fn settings(parallel_orders: usize) -> FollowerSettings {
         parallel_orders,
         limits: Limits::default(),
         delivery_max: DELIVERY_MAX,
+        row_wait_max: ROW_WAIT_MAX,
         audits: vec![seconds(15), seconds(40)],
         routine: seconds(60),
     }
@@ -170,6 +173,10 @@ pub(super) struct World {
     pub(super) untaggable: Vec<LinkId>,
     pub(super) permits: bool,
     pub(super) session: bool,
+    /// The broker gives the rest of a partial close a new number.
+    renumbers: bool,
+    /// Rows wait for the database.
+    pub(super) database_away: bool,
     /// The broker's next answers to orders of these actions, instead of what it would do.
     pub(super) refusals: Vec<(&'static str, RejectClass)>,
     /// The next orders of these actions are filled to so many percent only.
@@ -214,6 +221,8 @@ impl World {
             untaggable: Vec::new(),
             permits: true,
             session: false,
+            renumbers: setup.style.renumbers(),
+            database_away: false,
             refusals: Vec::new(),
             fills: Vec::new(),
             opened: BTreeMap::new(),
@@ -272,6 +281,24 @@ impl World {
     pub(super) fn step(&mut self, input: Input) {
         let effects = self.follower.step(self.now(), input);
         self.execute(effects);
+        self.store_rows();
+    }
+
+    /// The database takes every row at once, unless it is away.
+    fn store_rows(&mut self) {
+        if self.database_away {
+            return;
+        }
+        let unstored: Vec<TicketKey> = self.follower.unstored().map(|(key, _)| key).collect();
+        for key in unstored {
+            self.step(Input::Stored(key));
+        }
+    }
+
+    /// The database takes what has waited for it.
+    pub(super) fn database_returns(&mut self) {
+        self.database_away = false;
+        self.store_rows();
     }
 
     /// Time passes in ticks; nothing else happens.
@@ -570,7 +597,11 @@ impl World {
     pub(super) fn open_session(&mut self) {
         self.session = true;
         let snapshot = self.account_snapshot();
-        self.step(Input::SessionOpened { snapshot, symbols: vec![spec()] });
+        self.step(Input::SessionOpened {
+            snapshot,
+            symbols: vec![spec()],
+            renumbers: self.renumbers,
+        });
     }
 
     /// The connection breaks: what did not arrive may arrive later, or never.
