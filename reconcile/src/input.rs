@@ -143,9 +143,10 @@ impl LinkRules {
 /// The waits and ages that decisions depend on, each with its reason.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Limits {
-    /// Longest time a broker takes to carry out or refuse an order. An order that is nowhere
-    /// to be found is given up only when older (H42). 10 s: the broker call limit of DESIGN §4.
-    pub broker_answer_max: Duration,
+    /// So long after it left an order may still be carried out. One that is nowhere to be found is
+    /// given up only when older (H42), and what cannot be taken back, as a partial close cannot, is
+    /// not asked for a second time before. 25 s: fence and settle time of DESIGN §4.
+    pub delivery_max: Duration,
     /// Oldest quote that a late open may be judged by. 3 s (H58).
     pub quote_age_max: Duration,
     /// Oldest funds that a ratio may be computed from. 30 s (case 49).
@@ -166,7 +167,7 @@ pub struct Limits {
 impl Default for Limits {
     fn default() -> Self {
         Self {
-            broker_answer_max: Duration::from_secs(10),
+            delivery_max: Duration::from_secs(25),
             quote_age_max: Duration::from_secs(3),
             funds_age_max: Duration::from_secs(30),
             late_after: Duration::from_secs(5),

@@ -395,16 +395,16 @@ impl<'a> World<'a> {
             }
             let sent_at = pair.sent_at?;
             let limits = &self.parts.limits;
-            let until = sent_at.plus(limits.broker_answer_max + limits.clock_skew);
-            let price = wanted.and_then(|view| self.price_range(view));
+            let until = sent_at.plus(limits.delivery_max + limits.clock_skew);
             return Some(Shape {
                 tag,
                 symbol: &pair.symbol,
                 side: pair.side,
                 kind: None,
                 since: earlier(sent_at),
-                in_flight: wanted.is_none().then_some((pair.is_pending, until)),
-                price,
+                in_flight: Some((pair.is_pending, until)),
+                // One that is carried out late is filled at the price of that time.
+                price: None,
                 lots: [pair.lots_at_open, None],
             });
         }
@@ -598,7 +598,7 @@ struct Shape<'a> {
     side: Side,
     kind: Option<PendingKind>,
     since: Micros,
-    /// Of an order in flight: it was sent as a pending order, and its longest answer is then.
+    /// Of an order in flight: it was sent as a pending order, and its longest delivery ends then.
     in_flight: Option<(bool, Micros)>,
     price: Option<(Price, Decimal)>,
     lots: [Option<Lots>; 2],
@@ -613,9 +613,8 @@ impl Shape<'_> {
             && item.copy.opened_at >= self.since
     }
 
-    /// Kind, price and volume are those of the copy. Where the master's trade is gone, and its
-    /// price with it, the time stands for the price: the copy of an order in flight appeared
-    /// between its sending and its longest answer.
+    /// Kind, price and volume are those of the copy. Of an order in flight the time stands for the
+    /// price: its copy appeared between its sending and its longest delivery.
     fn matches(&self, item: &Item<'_>) -> bool {
         let was_pending = self.in_flight.is_some_and(|(is_pending, _)| is_pending);
         let is_kind = match self.kind {

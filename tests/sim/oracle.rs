@@ -77,8 +77,10 @@ pub(crate) struct Oracle {
     copies: BTreeMap<(AccountId, FollowerTicket), TicketKey>,
     ended: BTreeSet<TicketKey>,
     cancelled: BTreeSet<TicketKey>,
-    /// An order of theirs came later than any answer: it may have been given up.
-    came_late: BTreeSet<TicketKey>,
+    /// Copies whose broker gave their rest a new number, and took the tag off it.
+    renumbered: BTreeSet<TicketKey>,
+    /// Copies whose rows a failover may have lost.
+    rows_lost: BTreeSet<TicketKey>,
     /// An order of theirs came later than fence and settle time cover.
     excused: BTreeSet<TicketKey>,
     decided: BTreeSet<TicketKey>,
@@ -204,6 +206,8 @@ fn given_back(w: &mut World, id: AccountId, who: Who) {
 pub(crate) fn history_lost(w: &mut World) {
     w.reach("failover");
     w.oracle.finals.clear();
+    let rows_lost: Vec<TicketKey> = w.oracle.copies.values().copied().collect();
+    w.oracle.rows_lost.extend(rows_lost);
 }
 
 /// S16, after each commit of a lease transaction.
@@ -339,8 +343,8 @@ fn close_decided(w: &mut World, id: AccountId, ticket: FollowerTicket) {
         return;
     };
     let is_open = truth_of(w, key.link).is_some_and(|b| b.positions.contains_key(&key.ticket));
-    // A copy whose order came later than any answer may have been given up before.
-    let came_late = w.oracle.came_late.contains(&key)
+    // A copy whose order came later than fence and settle time cover may have been given up before.
+    let came_late = w.oracle.excused.contains(&key)
         // A waiting order of a link that only closes is cancelled, or closed as it fills.
         || w.links.get(&key.link).is_some_and(|facts| facts.rules.mode == LinkMode::CloseOnly);
     if is_open && !came_late && copies_held(w, id, key) < 2 {
@@ -354,7 +358,7 @@ fn close_decided(w: &mut World, id: AccountId, ticket: FollowerTicket) {
 fn cancel_decided(w: &mut World, id: AccountId, ticket: FollowerTicket, key: TicketKey) {
     let restricted = w.links.get(&key.link).is_some_and(|facts| facts.was_restricted);
     let waits = truth_of(w, key.link).is_some_and(|b| b.pendings.contains_key(&key.ticket));
-    let came_late = w.oracle.came_late.contains(&key);
+    let came_late = w.oracle.excused.contains(&key);
     if waits && !restricted && !came_late && copies_held(w, id, key) < 2 {
         w.violate(
             "S7",
@@ -394,9 +398,6 @@ pub(crate) fn order_arrived(w: &mut World, order: &Order) {
 
 /// The broker carried an order out or refused it.
 pub(crate) fn order_executed(w: &mut World, order: &Order, reply: &OrderReply) {
-    if order.is_late {
-        w.oracle.came_late.insert(order.key);
-    }
     if order.is_excused {
         w.oracle.excused.insert(order.key);
     }
@@ -484,6 +485,7 @@ pub(crate) fn account_changed(w: &mut World, id: AccountId, change: &AccountChan
         Some(now) => {
             w.oracle.copies.insert((id, now), key);
             if now != gone {
+                w.oracle.renumbered.insert(key);
                 w.reach("copy_renumbered");
             }
         }
@@ -838,7 +840,7 @@ fn copies_agree(w: &mut World, link: LinkId) {
         let is_open = truth.positions.contains_key(ticket) || truth.pendings.contains_key(ticket);
         if copies.len() > 1 && !(is_blank && came_too_late(w, key)) {
             w.violate("L4", format!("{key:?} has {} copies at rest", copies.len()));
-        } else if !(is_open || (row_lost(w, key) && is_blank)) {
+        } else if !(is_open || is_stranger(w, key, is_blank)) {
             w.violate("L4", format!("{key:?} is left open: its master's trade is gone"));
         } else if let (Some(lots), Some(target)) =
             (copies[0].1, target_now(w, id, key, copies[0].0))
@@ -881,7 +883,15 @@ fn is_a_step_above(w: &World, id: AccountId, key: TicketKey, lots: Lots, target:
 fn is_settled_otherwise(w: &World, key: TicketKey, is_untagged: bool) -> bool {
     w.oracle.decided.contains(&key)
         || w.oracle.excused.contains(&key)
-        || (is_untagged && row_lost(w, key))
+        || is_stranger(w, key, is_untagged)
+}
+
+/// Neither the broker nor a row says whose copy this is: it is only reported. Where a broker keeps
+/// tags until it renumbers, the row was there before, and only a failover can have lost it.
+fn is_stranger(w: &World, key: TicketKey, is_untagged: bool) -> bool {
+    let o = &w.oracle;
+    let has_no_tag = is_untagged || (o.renumbered.contains(&key) && o.rows_lost.contains(&key));
+    has_no_tag && row_lost(w, key)
 }
 
 /// The broker does not keep tags: a copy without its row is only reported.

@@ -177,8 +177,7 @@ fn load(w: &mut World, who: Who, account: AccountId, number: u64) {
         if !links.is_empty() {
             let settings = FollowerSettings {
                 parallel_orders: 16,
-                limits: Limits { broker_answer_max: BROKER_CALL_LIMIT, ..Limits::default() },
-                delivery_max: FENCE + SETTLE,
+                limits: Limits { delivery_max: FENCE + SETTLE, ..Limits::default() },
                 row_wait_max: LEASE,
                 audits: AUDITS.to_vec(),
                 routine: ROUTINE,

@@ -374,8 +374,8 @@ impl AccountSession {
         let config = &self.context.config;
         let settings = FollowerSettings {
             parallel_orders: config.parallel_orders as usize,
-            limits: Limits { broker_answer_max: config.broker_call_limit, ..Limits::default() },
-            delivery_max: config.fence + config.settle,
+            // The fence holds a broker call.
+            limits: Limits { delivery_max: config.fence + config.settle, ..Limits::default() },
             row_wait_max: config.lease,
             audits: config.audits.clone(),
             routine: ROUTINE_RECONCILE,

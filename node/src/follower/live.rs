@@ -500,11 +500,9 @@ impl Follower {
         let Some(order) = self.on_their_way.remove(&key) else { return };
         self.touch(key);
         self.record(now, key, &order, EventOutcome::Unknown, Some(reason), effects);
-        let reduces = matches!(order.step, CopyStep::ReduceCopy { .. });
-        let longest = if reduces { self.longest_delivery() } else { self.longest_answer() };
         self.unresolved.insert(key, order);
         self.look_again(key, now.node, Reason::Unresolved);
-        let old_enough = now.node.plus(longest).plus(UNRESOLVED_LOOK);
+        let old_enough = now.node.plus(self.longest_delivery()).plus(UNRESOLVED_LOOK);
         self.last_looks.insert((old_enough, key.link));
     }
 
@@ -542,14 +540,9 @@ impl Follower {
         }
     }
 
-    /// So long an order may be on its way before it is carried out.
+    /// So long an order may be on its way before it is carried out, by clocks that differ.
     pub(super) fn longest_delivery(&self) -> Duration {
-        self.longest_answer().max(self.settings.delivery_max)
-    }
-
-    /// So long an order may still be answered, by clocks that differ.
-    pub(super) fn longest_answer(&self) -> Duration {
-        self.settings.limits.broker_answer_max + self.settings.limits.clock_skew
+        self.settings.limits.delivery_max + self.settings.limits.clock_skew
     }
 
     /// Puts the pair back to what it was before an order that changed nothing; gives back what

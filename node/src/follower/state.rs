@@ -34,9 +34,6 @@ pub struct FollowerSettings {
     pub parallel_orders: usize,
     /// Waits and ages of the planner.
     pub limits: Limits,
-    /// So long after it left an order may still be carried out: fence and settle time. What cannot
-    /// be taken back, as a partial close cannot, is not asked for a second time before.
-    pub delivery_max: Duration,
     /// So long at most a partial close waits for the row of its copy: a node that cannot write has
     /// lost the account by then. If it has not, the rows are at fault, and the volume counts more.
     pub row_wait_max: Duration,

@@ -381,6 +381,21 @@ fn link_at_a_broker_without_tags_opens_at_once_and_nothing_late() {
     assert!(matches!(orders.steps(102)[..], [CopyStep::PlacePending { .. }]));
 }
 
+// Seen in a simulation: the first order's trade had ended, the second one's was filled late and far
+// from its master's price; taken for the first one's copy it was closed.
+#[test]
+fn at_a_broker_without_tags_two_orders_in_flight_are_not_told_apart_by_the_price() {
+    let mut late = copy_position(55, 102);
+    late.comment = String::new();
+    late.opened_at = seconds_ago(1);
+    late.open_price = price("1.2");
+    let mut scene = Scene::new().master_has(master_position(102)).follower_has(late);
+    scene.rules.mode = LinkMode::CopyUntagged;
+    let (first, second) = (scene.sending_pair(101, 2), scene.sending_pair(102, 2));
+    let scene = scene.pair(first).pair(second);
+    assert_eq!((scene.steps(101), scene.steps(102)), (vec![], vec![]));
+}
+
 // H53: without tags every copy looks like the next one; a row says which is whose.
 #[test]
 fn at_a_broker_without_tags_a_copy_is_known_by_its_row_and_by_nothing_else() {

@@ -142,12 +142,12 @@ fn history_that_does_not_reach_back_opens_nothing_and_decides_nothing() {
 
 // H42.
 #[test]
-fn order_in_flight_stays_unresolved_until_older_than_the_brokers_longest_answer() {
+fn order_in_flight_stays_unresolved_as_long_as_it_may_still_be_carried_out() {
     let base = Scene::new().master_has(master_position(101));
-    let young = base.clone().pair(base.sending_pair(101, 11));
+    let young = base.clone().pair(base.sending_pair(101, 26));
     assert_eq!(young.steps(101), []);
     assert_eq!(waits(&young, 101), Some(WaitReason::AnswerDue));
-    let old = base.clone().pair(base.sending_pair(101, 13));
+    let old = base.clone().pair(base.sending_pair(101, 28));
     assert_eq!(old.steps(101), [CopyStep::MarkFailed { reason: FailReason::NeverArrived }]);
 }
 

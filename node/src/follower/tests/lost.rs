@@ -1,6 +1,6 @@
 //! Answers that do not come, and sessions that break.
 
-use super::world::{MASTER, World, lots, mt, seconds};
+use super::world::{DELIVERY_MAX, MASTER, World, lots, mt, seconds};
 use crate::writer::EventOutcome;
 use paper::protocol::Instruction;
 use reconcile::{EndReason, FailReason, PairState};
@@ -36,11 +36,11 @@ fn a_copy_of_unknown_outcome_that_appears_after_the_masters_close_is_closed_at_o
 }
 
 #[test]
-fn an_open_of_unknown_outcome_that_never_appears_fails_after_the_longest_answer() {
+fn an_open_of_unknown_outcome_that_never_appears_fails_after_the_longest_delivery() {
     let mut world = World::copying();
     world.master_opens(1);
     world.time_out(0);
-    world.calm(seconds(11));
+    world.calm(DELIVERY_MAX + seconds(1));
     assert_eq!(world.state(1), Some(PairState::Sending));
     world.calm(seconds(4));
     let pair = world.pair(1).unwrap();
@@ -48,6 +48,34 @@ fn an_open_of_unknown_outcome_that_never_appears_fails_after_the_longest_answer(
     assert_eq!(world.follower.unanswered(), 0);
     world.calm(seconds(70));
     assert_eq!(world.actions(1), ["open"]);
+}
+
+// The broker took it in time and carried it out later than any answer is waited for.
+#[test]
+fn an_open_that_is_carried_out_after_the_longest_answer_is_adopted_not_closed() {
+    let mut world = World::copying();
+    world.master_opens(1);
+    world.time_out(0);
+    world.calm(DELIVERY_MAX - seconds(2));
+    world.ghost_arrives(0);
+    world.calm(seconds(20));
+    assert_eq!(world.state(1), Some(PairState::Open));
+    assert_eq!(world.positions().len(), 1);
+    assert_eq!(world.actions(1), ["open"]);
+}
+
+// Plans judge the age of a row by the wall clock.
+#[test]
+fn an_open_in_flight_is_not_given_up_because_the_wall_clock_is_set_forward() {
+    let mut world = World::copying();
+    world.master_opens(1);
+    world.time_out(0);
+    world.wall_stepped = seconds(80);
+    world.calm(DELIVERY_MAX - seconds(2));
+    world.ghost_arrives(0);
+    world.calm(seconds(20));
+    assert_eq!(world.state(1), Some(PairState::Open));
+    assert_eq!(world.positions().len(), 1);
 }
 
 #[test]
@@ -181,7 +209,7 @@ fn a_session_lost_with_orders_on_their_way_is_reopened_and_everything_settled() 
     world.ghosts.clear();
     world.pass(seconds(2));
     world.open_session();
-    world.calm(seconds(20));
+    world.calm(DELIVERY_MAX + seconds(5));
     assert_eq!(world.follower.unanswered(), 0);
     assert_eq!(world.state(1), Some(PairState::Closed));
     assert_eq!(world.state(2), Some(PairState::Open));

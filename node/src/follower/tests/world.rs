@@ -73,8 +73,7 @@ pub(super) fn seconds(n: u64) -> Duration {
 fn settings(parallel_orders: usize) -> FollowerSettings {
     FollowerSettings {
         parallel_orders,
-        limits: Limits::default(),
-        delivery_max: DELIVERY_MAX,
+        limits: Limits { delivery_max: DELIVERY_MAX, ..Limits::default() },
         row_wait_max: ROW_WAIT_MAX,
         audits: vec![seconds(15), seconds(40)],
         routine: seconds(60),
@@ -188,6 +187,8 @@ pub(super) struct World {
     /// Every request that left, in order.
     pub(super) sent: Vec<(TicketKey, OrderRequest)>,
     passed: Duration,
+    /// How far the wall clock was set forward.
+    pub(super) wall_stepped: Duration,
 }
 
 impl World {
@@ -229,6 +230,7 @@ impl World {
             meddled: BTreeSet::new(),
             sent: Vec::new(),
             passed: Duration::ZERO,
+            wall_stepped: Duration::ZERO,
         };
         world.quote("1.10000", "1.10002");
         world
@@ -268,7 +270,8 @@ impl World {
     }
 
     pub(super) fn now(&self) -> Now {
-        Now { node: NodeTime::START.plus(self.passed), wall: Micros(BEGIN).plus(self.passed) }
+        let wall = Micros(BEGIN).plus(self.passed).plus(self.wall_stepped);
+        Now { node: NodeTime::START.plus(self.passed), wall }
     }
 
     fn broker_now(&self) -> paper::clock::Now {
