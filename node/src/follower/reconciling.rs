@@ -2,12 +2,12 @@
 
 use super::queue::TicketKey;
 use super::state::{
-    AccountRead, Effect, Follower, Now, OnItsWay, Planned, QUOTE_WAIT, READ_RETRY, ROUNDS_MAX,
-    Reading, Reason, SecondLook, UNRESOLVED_LOOK,
+    AccountRead, Effect, Follower, Now, Planned, QUOTE_WAIT, READ_RETRY, ROUNDS_MAX, Reading,
+    Reason, SecondLook, UNRESOLVED_LOOK,
 };
 use reconcile::{
-    CopyAction, CopyStep, FailReason, FollowerHistory, InputParts, Note, Plan, ReconcileInput,
-    SkipReason, WaitReason, history_needed_since, plan, quotes_needed,
+    CopyAction, CopyStep, FollowerHistory, InputParts, Note, Plan, ReconcileInput, SkipReason,
+    WaitReason, history_needed_since, plan, quotes_needed,
 };
 use schemas::planted::{self, Bug};
 use schemas::{AccountSnapshot, Epoch, LinkId, MasterTicket, Micros, Seq};
@@ -194,11 +194,11 @@ impl Follower {
         let mut open: BTreeSet<MasterTicket> = plan.notes.iter().filter_map(still_open).collect();
         plan.actions.retain(|action| {
             let key = TicketKey { link: id, ticket: action.master_ticket };
-            let is_early = self.may_arrive(now, key).is_some_and(|order| is_early(order, action));
-            if is_early {
+            let repeats = self.repeats_reduction(now, key, action);
+            if repeats {
                 open.insert(action.master_ticket);
             }
-            !is_early
+            !repeats
         });
         let unknowns = self.slots.unknowns().map(|(key, _)| key);
         let settled: Vec<TicketKey> =
@@ -208,14 +208,20 @@ impl Follower {
         }
     }
 
-    /// An order of unknown outcome that may still be carried out, by node time: the wall clock, by
-    /// which plans judge the age of a row, may have been stepped since.
-    fn may_arrive(&self, now: Now, key: TicketKey) -> Option<&OnItsWay> {
-        let longest = self.longest_delivery();
-        let is_young = |order: &&OnItsWay| {
-            order.submitted.is_some_and(|at| now.node.since(at.node) <= longest)
-        };
-        self.unresolved.get(&key).filter(is_young)
+    /// A partial close of unknown outcome may still be carried out, and a second one with it, and
+    /// what was closed too much cannot be had back: it is not sent again while it may arrive, unless
+    /// the volume shows that it did (H49).
+    fn repeats_reduction(&self, now: Now, key: TicketKey, action: &CopyAction) -> bool {
+        let Some(order) = self.unresolved.get(&key) else { return false };
+        let CopyStep::ReduceCopy { target: left, .. } = &order.step else { return false };
+        let is_young =
+            order.submitted.is_some_and(|at| now.node.since(at.node) <= self.longest_delivery());
+        is_young
+            && action.steps.iter().any(|step| match step {
+                // More than it leaves is still there, whatever else was closed of it.
+                CopyStep::ReduceCopy { lots, target, .. } => lots.get() + target.get() > left.get(),
+                _ => false,
+            })
     }
 
     /// Which tickets an unexplained trade may be the copy of. An order that was one of them stays
@@ -366,20 +372,4 @@ fn summary(
         held: plan.held.is_some(),
         duplicates,
     }
-}
-
-/// What must not be done while this order may still be carried out.
-///
-/// 1. An open is not given up: its copy would be closed, and its master's trade would go on (H42).
-/// 2. A partial close is not sent again, unless the volume shows that it arrived: what was closed too
-///    much cannot be had back (H49).
-fn is_early(order: &OnItsWay, action: &CopyAction) -> bool {
-    action.steps.iter().any(|step| match (step, &order.step) {
-        (CopyStep::MarkFailed { reason: FailReason::NeverArrived }, _) => true,
-        // More than it leaves is still there, whatever else was closed of it.
-        (CopyStep::ReduceCopy { lots, target, .. }, CopyStep::ReduceCopy { target: left, .. }) => {
-            lots.get() + target.get() > left.get()
-        }
-        _ => false,
-    })
 }

@@ -64,20 +64,6 @@ fn an_open_that_is_carried_out_after_the_longest_answer_is_adopted_not_closed() 
     assert_eq!(world.actions(1), ["open"]);
 }
 
-// Plans judge the age of a row by the wall clock.
-#[test]
-fn an_open_in_flight_is_not_given_up_because_the_wall_clock_is_set_forward() {
-    let mut world = World::copying();
-    world.master_opens(1);
-    world.time_out(0);
-    world.wall_stepped = seconds(80);
-    world.calm(DELIVERY_MAX - seconds(2));
-    world.ghost_arrives(0);
-    world.calm(seconds(20));
-    assert_eq!(world.state(1), Some(PairState::Open));
-    assert_eq!(world.positions().len(), 1);
-}
-
 #[test]
 fn an_open_that_is_unknown_before_it_was_noted_is_still_not_sent_again() {
     let mut world = World::copying();

@@ -187,8 +187,6 @@ pub(super) struct World {
     /// Every request that left, in order.
     pub(super) sent: Vec<(TicketKey, OrderRequest)>,
     passed: Duration,
-    /// How far the wall clock was set forward.
-    pub(super) wall_stepped: Duration,
 }
 
 impl World {
@@ -230,7 +228,6 @@ impl World {
             meddled: BTreeSet::new(),
             sent: Vec::new(),
             passed: Duration::ZERO,
-            wall_stepped: Duration::ZERO,
         };
         world.quote("1.10000", "1.10002");
         world
@@ -270,8 +267,7 @@ impl World {
     }
 
     pub(super) fn now(&self) -> Now {
-        let wall = Micros(BEGIN).plus(self.passed).plus(self.wall_stepped);
-        Now { node: NodeTime::START.plus(self.passed), wall }
+        Now { node: NodeTime::START.plus(self.passed), wall: Micros(BEGIN).plus(self.passed) }
     }
 
     fn broker_now(&self) -> paper::clock::Now {
