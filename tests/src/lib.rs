@@ -10,6 +10,7 @@
 //! - [`oracle`]: what an account holds and what a follower should hold, from the ledger alone.
 //! - [`timeline`]: the default settings in real time, for `./run timeline`.
 //! - [`chaos`]: faults from a seed, and a checker.
+//! - [`bench`]: what it costs, beside what the machine allows.
 //! - [`binary`]: where the program `lockstep` is.
 //!
 //! Invariants:
@@ -19,6 +20,7 @@
 
 #![allow(clippy::unwrap_used, reason = "a harness of tests: a panic is how it says no")]
 
+pub mod bench;
 pub mod binary;
 pub mod chaos;
 pub mod master;
