@@ -29,7 +29,7 @@ use std::fmt;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::thread::JoinHandle;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 /// How often the ticker looks (chosen in H6: eight looks within [`FREEZE_GAP`]).
 pub const TICK: Duration = Duration::from_millis(250);
@@ -101,6 +101,12 @@ fn since_zero(id: ClockId) -> Duration {
     let seconds = u64::try_from(time.tv_sec).unwrap_or(0);
     let nanoseconds = u32::try_from(time.tv_nsec).unwrap_or(0);
     Duration::new(seconds, nanoseconds)
+}
+
+/// Nanoseconds of `CLOCK_MONOTONIC`: for measurements only. One number for all processes of a
+/// machine, and of no meaning on another one.
+pub fn monotonic_ns() -> u64 {
+    nanoseconds(since_zero(ClockId::Monotonic))
 }
 
 /// Clocks that move only when told to, for tests and simulation. Clones share one time.
@@ -273,6 +279,12 @@ impl NodeClock {
     pub fn wall(&self) -> Micros {
         let wall = self.inner.clock.read().wall;
         Micros(i64::try_from(wall.as_micros()).unwrap_or(i64::MAX))
+    }
+
+    /// What the wall clock said at an instant of a moment ago.
+    pub fn wall_at(&self, instant: Instant) -> Micros {
+        let passed = i64::try_from(instant.elapsed().as_micros()).unwrap_or(i64::MAX);
+        Micros(self.wall().0.saturating_sub(passed))
     }
 
     /// Moves the anchor to now, and says whether the node stood still since the last tick.

@@ -17,4 +17,5 @@ pub mod lease;
 pub mod metrics;
 pub mod notes;
 pub mod player;
+pub mod stamps;
 pub mod writer;

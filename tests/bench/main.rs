@@ -4,6 +4,9 @@
 //! Exit codes: 0 measured, 2 wrong usage, 3 the world could not be had, or is too noisy.
 
 use clap::{Parser, Subcommand};
+use lockstep_tests::bench::own_time::{self, OwnTimeArgs};
+use lockstep_tests::bench::raw::{self, RawArgs};
+use std::net::SocketAddr;
 use std::process::ExitCode;
 
 /// Measures Lockstep beside the limit of the machine, in one run.
@@ -20,18 +23,45 @@ struct Args {
 #[derive(Debug, Subcommand)]
 enum What {
     /// From the master's callback to the instruction before the order call.
-    OwnTime,
+    OwnTime(OwnTimeArgs),
     /// A broker whose calls hold a thread.
     Blocking,
     /// How it grows with the followers of one node.
     Scale,
     /// What a lease cycle costs.
     Lease,
+    /// A process of the limit, started by `own-time`.
+    #[command(hide = true)]
+    Raw(RawArgs),
+    /// Takes what the limit's tasks write, started by `own-time`.
+    #[command(hide = true)]
+    RawSink {
+        /// Where the bench listens for it.
+        #[arg(long)]
+        control: SocketAddr,
+    },
 }
 
 fn main() -> ExitCode {
     let args = Args::parse();
     match args.what {
-        What::OwnTime | What::Blocking | What::Scale | What::Lease => todo!("{}", args.json),
+        What::OwnTime(own_time) => own_time::run(&own_time, args.json),
+        What::Blocking => unmeasured("blocking"),
+        What::Scale => unmeasured("scale"),
+        What::Lease => unmeasured("lease"),
+        What::Raw(raw) => {
+            raw::run(raw);
+            ExitCode::SUCCESS
+        }
+        What::RawSink { control } => {
+            raw::run_sink(control);
+            ExitCode::SUCCESS
+        }
     }
+}
+
+#[allow(clippy::print_stderr, reason = "the verb's answer")]
+fn unmeasured(what: &str) -> ExitCode {
+    eprintln!("bench {what}: there is no such measurement yet");
+    ExitCode::from(2)
 }

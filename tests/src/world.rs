@@ -233,7 +233,7 @@ pub struct World {
     /// Every link, in the order of adding.
     pub links: Vec<Link>,
     ledger: Mutex<Vec<LedgerRow>>,
-    _paper: ManagedProcess,
+    paper: ManagedProcess,
     _quotes: JoinSet<()>,
     _turn: SemaphorePermit<'static>,
 }
@@ -284,10 +284,15 @@ impl World {
             database_url,
             links: Vec::new(),
             ledger: Mutex::default(),
-            _paper: paper,
+            paper,
             _quotes: quotes,
             _turn: turn,
         }
+    }
+
+    /// The broker's process.
+    pub fn paper(&self) -> &ManagedProcess {
+        &self.paper
     }
 
     /// A node with the demo's short leases, to be changed and started.

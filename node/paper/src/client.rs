@@ -39,7 +39,7 @@ use std::pin::Pin;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::task::{Context, Poll};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 use tokio::net::TcpStream;
 use tokio::sync::{Notify, mpsc, oneshot, watch};
 
@@ -119,6 +119,8 @@ pub enum SessionPush {
         change: AccountChange,
         /// Money after it.
         funds: Funds,
+        /// When this process had it read: the broker's callback.
+        received: Instant,
     },
 }
 
@@ -644,7 +646,9 @@ impl Wire {
                 // Before the mark it belongs to an earlier session; the lists will contain it.
                 let is_synced = |r: &Route| r.state.synced.load(Ordering::Acquire);
                 if table.routes.get(&account).is_some_and(is_synced) {
-                    table.hand_over(account, SessionPush::Change { revision, change, funds });
+                    let received = Instant::now();
+                    let push = SessionPush::Change { revision, change, funds, received };
+                    table.hand_over(account, push);
                 }
             }
         }

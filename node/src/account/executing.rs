@@ -85,6 +85,8 @@ impl AccountSession {
     ) -> Vec<Effect> {
         let Some(follower) = &mut self.follower else { return Vec::new() };
         let context = &self.context;
+        let stamps = &context.stamps;
+        let turn = stamps.now();
         let reserve = context.config.send_reserve;
         // The instruction before the order call: own time ends here.
         let now = context.now();
@@ -94,7 +96,11 @@ impl AccountSession {
             let outcome = Outcome::NotSent(NotSent::Gate);
             return follower.step(now, Input::Answer { key, attempt, outcome });
         };
+        let called = stamps.now();
         let mut answer = connection.session.submit(permit, request, attempt);
+        if let Some(trace) = &self.trace {
+            stamps.sent(self.owner.account, trace, turn, called);
+        }
         match ready(&mut answer) {
             Some(outcome @ Outcome::NotSent(_)) => {
                 return follower.step(context.now(), Input::Answer { key, attempt, outcome });

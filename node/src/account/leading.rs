@@ -77,11 +77,12 @@ impl AccountSession {
         let owner = self.owner;
         let may_publish = Arc::new(move || gate.may_speak(owner.account, owner.token, clock.now()));
         let beacon_interval = self.context.config.beacon;
+        let on_published = self.context.stamps.on_published();
         Publisher::start(
             self.context.bus.clone(),
             owner.account,
             epoch,
-            PublisherSettings { beacon_interval, ..PublisherSettings::default() },
+            PublisherSettings { beacon_interval, on_published, ..PublisherSettings::default() },
             may_publish,
             &self.context.hot,
         )
@@ -200,17 +201,18 @@ impl Leading {
         }
     }
 
+    /// Publishes what an event changed; how many events of ours it became.
     pub(super) fn publish(
         &mut self,
         at: Micros,
         event: &SessionEvent,
         shared: Option<&AccountView>,
-    ) {
+    ) -> usize {
         if let SessionEvent::Funds(funds) = event {
             self.publisher.set_funds(funds.clone());
-            return;
+            return 0;
         }
-        let Some(view) = self.view.as_ref().or(shared) else { return };
+        let Some(view) = self.view.as_ref().or(shared) else { return 0 };
         let mut closings = BTreeMap::new();
         let ended = match event {
             SessionEvent::Closed { closed, reason } => Some((closed, *reason)),
@@ -225,7 +227,7 @@ impl Leading {
             closings.insert(ticket, Closing { price: Some(closed.close_price), reason });
         }
         let book = self.lead.book(&view.positions, &view.pendings, &view.symbols);
-        self.publisher.observe(at, book, &closings);
+        self.publisher.observe(at, book, &closings)
     }
 }
 

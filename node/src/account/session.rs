@@ -32,6 +32,7 @@ use crate::follower::{
 use crate::gate::Gate;
 use crate::lease::{LeaseState, TenureKey};
 use crate::notes::{Note, Notes};
+use crate::stamps::{Stamps, Trace};
 use crate::writer::{AccountStatus, Row, Writer, store::PgRows};
 use bus::{DoubtReason, FeedMessage, Feeds};
 use futures_util::stream::{FuturesUnordered, StreamExt};
@@ -91,6 +92,8 @@ pub struct NodeContext {
     pub writer: Writer,
     /// Its event log.
     pub notes: Notes,
+    /// Its record of own times.
+    pub stamps: Stamps,
     /// Pair rows, for reading.
     pub rows: Arc<PgRows>,
     /// Accounts and links.
@@ -220,6 +223,8 @@ pub(super) struct AccountSession {
     silent_since: Option<NodeTime>,
     /// Whether another node hears what this one does not.
     listening_elsewhere: Option<JoinHandle<bool>>,
+    /// The event whose orders are being sent, while own times are recorded.
+    pub(super) trace: Option<Trace>,
 }
 
 /// What belongs to one connection to the broker.
@@ -265,6 +270,7 @@ impl AccountSession {
             down_since: None,
             silent_since: None,
             listening_elsewhere: None,
+            trace: None,
         }
     }
 
@@ -657,14 +663,16 @@ impl AccountSession {
     }
 
     async fn on_event(&mut self, connection: &mut Connection, event: SessionEvent) {
-        let at = self.context.clock.wall();
+        let received = connection.events.received();
+        let at = self.context.clock.wall_at(received);
         if let Some(leading) = &mut connection.lead {
             leading.learn(&event);
         }
         self.step(connection, Input::Session(event.clone())).await;
         if let Some(leading) = &mut connection.lead {
             let view = self.follower.as_ref().and_then(Follower::view);
-            leading.publish(at, &event, view);
+            let queued = leading.publish(at, &event, view);
+            self.context.stamps.called_back(&leading.publisher, queued, received);
         }
     }
 
@@ -683,6 +691,7 @@ impl AccountSession {
         master: AccountId,
         message: FeedMessage,
     ) {
+        self.trace = self.context.stamps.taken(master, &message);
         let symbol = match &message {
             FeedMessage::Event { event, .. } => Some(event.change.symbol()),
             FeedMessage::Snapshot(..) | FeedMessage::Doubt(_) | FeedMessage::Funds(_) => None,
@@ -704,6 +713,9 @@ impl AccountSession {
         let now = self.context.now();
         let Some(follower) = &mut self.follower else { return };
         let effects = follower.step(now, Input::Feed { master, message });
+        if let Some(trace) = &mut self.trace {
+            self.context.stamps.decided(trace);
+        }
         // Before the orders that follow from it.
         if let Some((epoch, seq)) = position(self)
             && says_state
@@ -719,6 +731,7 @@ impl AccountSession {
             });
         }
         self.execute(connection, effects).await;
+        self.trace = None;
     }
 
     fn note_answer(&self, attempt: Attempt, outcome: &Outcome) {

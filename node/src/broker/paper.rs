@@ -14,7 +14,7 @@ use schemas::{
     AccountId, AccountSnapshot, ClosedTrade, Micros, NodeId, OrderRequest, Quote, Symbol,
     SymbolSpec, Token,
 };
-use std::time::Duration;
+use std::time::{Duration, Instant};
 use tokio::sync::mpsc;
 
 /// Longest wait for the broker's sync mark after a login. Brokers are known to take 10 s.
@@ -76,10 +76,16 @@ impl std::fmt::Debug for PaperBrokerSession {
 pub struct PaperEvents {
     pushes: mpsc::Receiver<SessionPush>,
     waiting: Option<SessionEvent>,
+    received: Instant,
     session: PaperSession,
 }
 
 impl PaperEvents {
+    /// When the callback of the last event ran: the socket's reader had understood it.
+    pub fn received(&self) -> Instant {
+        self.received
+    }
+
     /// The next event; after `Lost` there is none. May be dropped and asked again.
     pub async fn next(&mut self) -> SessionEvent {
         if let Some(event) = self.waiting.take() {
@@ -89,7 +95,8 @@ impl PaperEvents {
             match self.pushes.recv().await {
                 None => return SessionEvent::Lost(self.session.lost_reason().unwrap_or_default()),
                 Some(SessionPush::Synced(_)) => {}
-                Some(SessionPush::Change { change, funds, .. }) => {
+                Some(SessionPush::Change { change, funds, received, .. }) => {
+                    self.received = received;
                     let funds = SessionEvent::Funds(funds);
                     return match event_of(change) {
                         Some(event) => {
@@ -148,7 +155,8 @@ pub async fn open(
         .map_err(|_| BrokerError::Connection("no sync mark after the login".into()))?
         .ok_or_else(|| BrokerError::Connection(session.lost_reason().unwrap_or_default()))?;
     let snapshot = plausible(AccountSnapshot { account, ..snapshot })?;
-    let events = PaperEvents { pushes, waiting: None, session: session.clone() };
+    let received = Instant::now();
+    let events = PaperEvents { pushes, waiting: None, received, session: session.clone() };
     Ok((PaperBrokerSession { client, session, account, clock }, events, snapshot))
 }
 

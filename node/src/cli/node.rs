@@ -17,6 +17,7 @@ use crate::gate::Gate;
 use crate::lease::predecessor::{self, Boot};
 use crate::lease::{self, LeaseSettings, PostgresOwnership};
 use crate::notes::Notes;
+use crate::stamps::Stamps;
 use crate::writer::store::PgRows;
 use crate::writer::{Writer, WriterConfig};
 use bus::{ClientSettings, FeedSettings, Feeds};
@@ -151,8 +152,14 @@ fn run_on(
         })?,
         None => Notes::default(),
     };
+    let stamps = match &config.own_time_log {
+        Some(path) => Stamps::to_file(path).map_err(|error| {
+            CliError::missing(format!("LOCKSTEP_OWN_TIME_LOG {}", path.display()), error)
+        })?,
+        None => Stamps::default(),
+    };
     let feeds = Feeds::new(bus.clone(), feed_settings, hot.handle().clone());
-    let last_notes = notes.clone();
+    let (last_notes, last_stamps) = (notes.clone(), stamps.clone());
     let context = Arc::new(NodeContext {
         node,
         config,
@@ -162,6 +169,7 @@ fn run_on(
         bus,
         writer: writer.clone(),
         notes,
+        stamps,
         rows,
         directory: Directory::new(pool),
         slow: slow.handle().clone(),
@@ -186,6 +194,7 @@ fn run_on(
     })?;
     drop(ticker);
     last_notes.flush(NOTES_LIMIT);
+    last_stamps.write();
     tracing::info!("node ended");
     Ok(())
 }

@@ -5,5 +5,21 @@
 //! on the machine and is repeated, not failed. Nothing is asserted of p99 and max.
 //!
 //! - [`rounds`]: percentiles, rounds, medians, ratios.
+//! - [`raw`]: the limit of bus and scheduler; [`relay`]: lets a master's burst go.
+//! - [`own_time`]: `./run bench own-time`.
 
+pub mod own_time;
+pub mod raw;
+pub mod relay;
 pub mod rounds;
+
+/// The machine's shape, for whoever reads the figures: virtual cores, memory in GiB.
+pub fn machine() -> serde_json::Value {
+    let cores = std::thread::available_parallelism().map_or(0, usize::from);
+    let memory = std::fs::read_to_string("/proc/meminfo").unwrap_or_default();
+    let kib = memory.lines().find_map(|line| {
+        line.strip_prefix("MemTotal:")?.split_whitespace().next()?.parse::<f64>().ok()
+    });
+    let gib = kib.map(|kib| (kib / 1024.0 / 1024.0 * 10.0).round() / 10.0);
+    serde_json::json!({ "cores": cores, "memory_gib": gib })
+}
