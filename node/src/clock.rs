@@ -68,6 +68,11 @@ pub trait Clock: Send + Sync + 'static {
     fn read_quickly(&self) -> Reading {
         self.read()
     }
+
+    /// Reads the wall clock alone.
+    fn read_wall(&self) -> Duration {
+        self.read().wall
+    }
 }
 
 /// The clocks of this machine.
@@ -92,6 +97,10 @@ impl Clock for SystemClock {
             boottime: since_zero(ClockId::Boottime),
             wall: since_zero(ClockId::RealtimeCoarse),
         }
+    }
+
+    fn read_wall(&self) -> Duration {
+        since_zero(ClockId::Realtime)
     }
 }
 
@@ -277,7 +286,7 @@ impl NodeClock {
 
     /// The wall clock, for stamps on events and rows; never for a decision about a lease.
     pub fn wall(&self) -> Micros {
-        let wall = self.inner.clock.read().wall;
+        let wall = self.inner.clock.read_wall();
         Micros(i64::try_from(wall.as_micros()).unwrap_or(i64::MAX))
     }
 

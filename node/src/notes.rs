@@ -184,6 +184,11 @@ impl Notes {
         Ok(Notes { log: Some(Log { items, dropped }) })
     }
 
+    /// Whether anybody reads what is noted.
+    pub fn is_on(&self) -> bool {
+        self.log.is_some()
+    }
+
     /// Notes, if anybody reads it; `note` is made only then.
     pub fn note(&self, at: Micros, note: impl FnOnce() -> Note) {
         if let Some(log) = &self.log

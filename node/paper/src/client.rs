@@ -51,6 +51,8 @@ pub const CALL_LIMIT: Duration = Duration::from_secs(10);
 pub const FLUSH_LIMIT: Duration = Duration::from_secs(2);
 /// Most requests without an answer on one connection.
 pub const IN_FLIGHT_MAX: usize = 65_536;
+/// About what the line of an order takes.
+const ORDER_LINE_BYTES: usize = 400;
 /// Most pushes of one account that wait to be taken; past it the session ends.
 pub const SESSION_PUSHES_MAX: usize = 4_096;
 
@@ -233,22 +235,46 @@ impl PaperSession {
     ///
     /// Never waits. Errors: `NotSent`, in which case no byte of it was written.
     pub fn submit(&self, request: &OrderRequest, meta: SendMeta) -> Result<PendingAnswer, NotSent> {
+        let answer = self.submit_all(&[(request, meta)]).pop();
+        answer.unwrap_or(Err(NotSent::Lost("nothing was sent".to_owned())))
+    }
+
+    /// `submit` of several orders in one write, in their order; one answer each, in the same order.
+    ///
+    /// Errors: `NotSent` of an order, in which case no byte of it was written. A write that fails
+    /// as a whole is every order's.
+    pub fn submit_all(
+        &self,
+        orders: &[(&OrderRequest, SendMeta)],
+    ) -> Vec<Result<PendingAnswer, NotSent>> {
         let wire = &self.inner.guard.wire;
         if let Some(reason) = self.lost_reason() {
-            return Err(NotSent::Lost(reason));
+            return orders.iter().map(|_| Err(NotSent::Lost(reason.clone()))).collect();
         }
-        let meta = OrderMeta {
+        let Some((_, first)) = orders.first() else { return Vec::new() };
+        let mut lines = Vec::with_capacity(orders.len() * ORDER_LINE_BYTES);
+        let mut meta = OrderMeta {
             node: wire.node.clone(),
-            token: meta.token,
-            deadline_margin_us: meta.deadline_margin_us,
-            sent_at_us: meta.sent_at,
-            client_ref: meta.client_ref,
+            token: first.token,
+            deadline_margin_us: first.deadline_margin_us,
+            sent_at_us: first.sent_at,
+            client_ref: first.client_ref,
         };
-        let id = wire.next_id();
-        let line = wire::encode_order(id, self.inner.account, &meta, request);
-        let waiting = wire.expect_answer(id)?;
-        wire.write_now(&line)?;
-        Ok(PendingAnswer { waiting })
+        let mut encode = |(request, of_order): &(&OrderRequest, SendMeta)| {
+            let id = wire.next_id();
+            let waiting = wire.expect_answer(id)?;
+            meta.token = of_order.token;
+            meta.deadline_margin_us = of_order.deadline_margin_us;
+            meta.sent_at_us = of_order.sent_at;
+            meta.client_ref = of_order.client_ref;
+            wire::encode_order(&mut lines, id, self.inner.account, &meta, request);
+            Ok(PendingAnswer { waiting })
+        };
+        let answers: Vec<Result<PendingAnswer, NotSent>> = orders.iter().map(&mut encode).collect();
+        match wire.write_now(&lines) {
+            Ok(()) => answers,
+            Err(not_sent) => answers.into_iter().map(|a| a.and(Err(not_sent.clone()))).collect(),
+        }
     }
 
     /// `submit`, then the answer.
@@ -505,7 +531,10 @@ impl Wire {
     }
 
     /// Gives a line to the kernel without waiting.
-    fn write_now(&self, line: &Bytes) -> Result<(), NotSent> {
+    fn write_now(&self, line: &[u8]) -> Result<(), NotSent> {
+        if line.is_empty() {
+            return Ok(());
+        }
         let mut out = self.out.lock();
         if out.dead {
             return Err(NotSent::Lost(self.lost_text()));

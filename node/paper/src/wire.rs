@@ -189,9 +189,14 @@ struct OrderLine<'a> {
 }
 
 fn line_of(value: &impl Serialize) -> Bytes {
-    let mut line = serde_json::to_vec(value).expect("our own types have text keys and no floats");
-    line.push(b'\n');
+    let mut line = Vec::new();
+    put_line(&mut line, value);
     line.into()
+}
+
+fn put_line(lines: &mut Vec<u8>, value: &impl Serialize) {
+    serde_json::to_writer(&mut *lines, value).expect("our own types have text keys and no floats");
+    lines.push(b'\n');
 }
 
 pub(crate) fn encode_ok<T: Serialize>(id: u64, reply: &T) -> Bytes {
@@ -207,12 +212,13 @@ pub(crate) fn encode_push(push: &Push) -> Bytes {
 }
 
 pub(crate) fn encode_order(
+    lines: &mut Vec<u8>,
     id: u64,
     account: AccountId,
     meta: &OrderMeta,
     request: &OrderRequest,
-) -> Bytes {
-    line_of(&OrderLine { id, op: "order", account, meta, request })
+) {
+    put_line(lines, &OrderLine { id, op: "order", account, meta, request });
 }
 
 /// Writes a request other than an order. Requests by hand go through here as well.
@@ -368,7 +374,8 @@ mod tests {
             comment: "tag".to_owned(),
         };
         let account = AccountId::new(9).unwrap();
-        let line = encode_order(3, account, &meta, &request);
+        let mut line = Vec::new();
+        encode_order(&mut line, 3, account, &meta, &request);
         let expected = Request::Order { account, meta, instruction: request.into() };
         assert_eq!(decode_request(&line), Ok((3, expected)));
     }

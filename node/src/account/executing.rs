@@ -1,120 +1,203 @@
 //! What a follower wants done, done: orders under permits, reads, rows.
 //!
-//! A permit is taken right before each order, and the order's own time is stamped there.
+//! Orders leave first: what was decided in one turn is submitted together, each order under a permit
+//! that was taken right before, and own time is stamped there. Rows, counters and notes of these
+//! orders follow in the order of the decisions, when the orders of everybody else have left as well.
 
 use super::metrics::names;
 use super::reading::read;
 use super::rows::{self, Owner};
 use super::session::{AccountSession, Connection, LOAD_RETRY};
-use crate::broker::{BrokerSession, NotSent, Outcome};
+use crate::broker::{Answer, BrokerSession, NotSent, Outcome, PermittedOrder};
 use crate::clock::NodeTime;
-use crate::follower::{Attempt, Effect, Grounds, Input, Record, TicketKey};
+use crate::follower::{Attempt, Effect, Grounds, Input, Now, Record, TicketKey};
 use crate::gate::{Gate, SendPermit};
 use crate::notes::Note;
+use crate::stamps::Trace;
 use crate::writer::Row;
 use schemas::{AccountId, Token};
+use std::collections::VecDeque;
 use std::sync::Arc;
 use std::task::Poll;
 use std::time::Duration;
 
-impl AccountSession {
-    /// Does what the follower wants done; an answer that is there at once is handed back at once.
-    pub(super) async fn execute(&mut self, connection: &mut Connection, effects: Vec<Effect>) {
-        let mut todo = std::collections::VecDeque::from(effects);
-        while let Some(effect) = todo.pop_front() {
-            match effect {
-                Effect::Send { key, attempt, request } => {
-                    let more = self.send(connection, key, attempt, &request);
-                    // What follows from an order comes before the next order of the list.
-                    more.into_iter().rev().for_each(|effect| todo.push_front(effect));
-                }
-                Effect::Read { id, since, symbols } => {
-                    connection.reads.push(read(
-                        Arc::clone(&connection.session),
-                        id,
-                        since,
-                        symbols,
-                    ));
-                }
-                Effect::AskMaster { master, reason } => {
-                    if let Some(feed) = self.context.feeds.get(master) {
-                        feed.request_snapshot(self.owner.account, reason);
-                    }
-                }
-                Effect::Persist(pair) => self.persist(*pair),
-                Effect::Record(record) => self.record(*record),
-                Effect::Planned {
-                    link,
-                    plan,
-                    begun,
-                    position,
-                    reason,
-                    steps,
-                    held,
-                    duplicates,
-                } => {
-                    self.note(|account, token| Note::Planned {
-                        account,
-                        token,
-                        link,
-                        plan,
-                        begun_us: begun,
-                        reason: reason.as_str(),
-                        epoch: position.0,
-                        seq: position.1,
-                        held,
-                        steps: steps.clone(),
-                    });
-                    count_plan(reason, &steps, held, duplicates);
-                }
-                Effect::Restless(link) => {
-                    metrics::counter!(names::RECONCILE_RESTLESS).increment(1);
-                    tracing::warn!(%link, "plans for this link do not come to rest");
-                }
-                Effect::Untaggable(link) => self.store_untaggable(link),
-            }
-        }
+/// What was decided and is not done yet, in its order.
+#[derive(Default)]
+pub(super) struct Outbox {
+    todo: VecDeque<Todo>,
+    /// Orders in it that have not left.
+    orders: usize,
+}
+
+enum Todo {
+    /// An order that waits for its turn.
+    Order(Decided),
+    /// An order that left, or could not.
+    Submitted { order: Decided, answer: Answer, at: Now },
+    /// An order that got no permit.
+    Denied { key: TicketKey, attempt: Attempt, at: Now },
+    /// Anything else.
+    Effect(Effect),
+}
+
+struct Decided {
+    key: TicketKey,
+    attempt: Attempt,
+    request: schemas::OrderRequest,
+    /// What it was decided from, if anybody reads it.
+    grounds: Option<Grounds>,
+    trace: Option<Trace>,
+}
+
+impl Outbox {
+    /// Nothing is left to do.
+    pub(super) fn is_empty(&self) -> bool {
+        self.todo.is_empty()
     }
 
-    fn send(
-        &mut self,
-        connection: &mut Connection,
-        key: TicketKey,
-        attempt: Attempt,
-        request: &schemas::OrderRequest,
-    ) -> Vec<Effect> {
-        let Some(follower) = &mut self.follower else { return Vec::new() };
-        let context = &self.context;
+    /// How much is left to do.
+    pub(super) fn len(&self) -> usize {
+        self.todo.len()
+    }
+
+    fn put_first(&mut self, todo: Vec<Todo>) {
+        self.orders += todo.iter().filter(|todo| matches!(todo, Todo::Order(_))).count();
+        todo.into_iter().rev().for_each(|todo| self.todo.push_front(todo));
+    }
+}
+
+impl AccountSession {
+    /// Does what the follower wants done; an answer that is there at once is handed back at once.
+    pub(super) fn execute(&mut self, connection: &mut Connection, effects: Vec<Effect>) {
+        self.put(effects);
+        self.settle(connection);
+    }
+
+    /// Keeps what the follower wants done, behind what is kept already.
+    pub(super) fn put(&mut self, effects: Vec<Effect>) {
+        let todo = self.todo_of(effects);
+        let orders = todo.iter().filter(|todo| matches!(todo, Todo::Order(_))).count();
+        self.outbox.orders += orders;
+        self.outbox.todo.extend(todo);
+    }
+
+    fn todo_of(&self, effects: Vec<Effect>) -> Vec<Todo> {
+        let is_read = self.context.notes.is_on();
+        let todo = |effect| match effect {
+            Effect::Send { key, attempt, request } => {
+                let follower = self.follower.as_ref().filter(|_| is_read);
+                let grounds = follower.and_then(|follower| follower.grounds(key));
+                Todo::Order(Decided { key, attempt, request, grounds, trace: self.trace })
+            }
+            other => Todo::Effect(other),
+        };
+        effects.into_iter().map(todo).collect()
+    }
+
+    /// Hands every order that waits to the broker, each under a permit of its own, together. What
+    /// follows from that is for [`AccountSession::settle`]: rows and counters can wait.
+    pub(super) fn submit(&mut self, connection: &Connection) {
+        if std::mem::take(&mut self.outbox.orders) == 0 {
+            return;
+        }
+        let (context, owner) = (&self.context, self.owner);
         let stamps = &context.stamps;
         let turn = stamps.now();
         let reserve = context.config.send_reserve;
-        // The instruction before the order call: own time ends here.
-        let now = context.now();
-        let permit =
-            permit_of_stretch(&context.gate, self.owner.account, self.stretch, now.node, reserve);
-        let Some(permit) = permit else {
-            let outcome = Outcome::NotSent(NotSent::Gate);
-            return follower.step(now, Input::Answer { key, attempt, outcome });
-        };
-        let called = stamps.now();
-        let mut answer = connection.session.submit(permit, request, attempt);
-        if let Some(trace) = &self.trace {
-            stamps.sent(self.owner.account, trace, turn, called);
+        let at = context.now();
+        let mut todo = std::mem::take(&mut self.outbox.todo);
+        let mut orders = Vec::new();
+        for item in &mut todo {
+            let Todo::Order(Decided { key, attempt, .. }) = item else { continue };
+            let (key, attempt, account) = (*key, *attempt, owner.account);
+            let Some(permit) =
+                permit_of_stretch(&context.gate, account, self.stretch, at.node, reserve)
+            else {
+                *item = Todo::Denied { key, attempt, at };
+                continue;
+            };
+            let Todo::Order(Decided { request, .. }) = item else { continue };
+            orders.push(PermittedOrder { permit, request, attempt });
         }
+        // The instruction before the order call: own time ends here.
+        let called = stamps.now();
+        let mut answers = connection.session.submit_all(orders).into_iter();
+        for item in todo {
+            let item = match item {
+                Todo::Order(order) => {
+                    if let Some(trace) = &order.trace {
+                        stamps.sent(owner.account, trace, turn, called);
+                    }
+                    let answer = answers.next().expect("every order has an answer");
+                    Todo::Submitted { order, answer, at }
+                }
+                other => other,
+            };
+            self.outbox.todo.push_back(item);
+        }
+    }
+
+    /// Does everything that is kept, in its order; what follows from an order comes before the next
+    /// item of the list.
+    pub(super) fn settle(&mut self, connection: &mut Connection) {
+        loop {
+            self.submit(connection);
+            let Some(item) = self.outbox.todo.pop_front() else { return };
+            let effects = match item {
+                Todo::Effect(effect) => {
+                    self.perform(connection, effect);
+                    continue;
+                }
+                Todo::Denied { key, attempt, at } => {
+                    let outcome = Outcome::NotSent(NotSent::Gate);
+                    self.answered_at_once(key, attempt, outcome, at)
+                }
+                Todo::Submitted { order, answer, at } => {
+                    self.submitted(connection, order, answer, at)
+                }
+                Todo::Order(_) => unreachable!("every order was submitted"),
+            };
+            let more = self.todo_of(effects);
+            self.outbox.put_first(more);
+        }
+    }
+
+    fn answered_at_once(
+        &mut self,
+        key: TicketKey,
+        attempt: Attempt,
+        outcome: Outcome,
+        at: Now,
+    ) -> Vec<Effect> {
+        let Some(follower) = &mut self.follower else { return Vec::new() };
+        follower.step(at, Input::Answer { key, attempt, outcome })
+    }
+
+    /// What follows from an order call.
+    fn submitted(
+        &mut self,
+        connection: &mut Connection,
+        order: Decided,
+        mut answer: Answer,
+        at: Now,
+    ) -> Vec<Effect> {
+        let Decided { key, attempt, request, grounds, .. } = order;
         match ready(&mut answer) {
             Some(outcome @ Outcome::NotSent(_)) => {
-                return follower.step(context.now(), Input::Answer { key, attempt, outcome });
+                return self.answered_at_once(key, attempt, outcome, at);
             }
             // It left, and its end is known already: one more answer that comes after.
             Some(outcome) => answer = Box::pin(std::future::ready(outcome)),
             None => {}
         }
+        let Some(follower) = &mut self.follower else { return Vec::new() };
+        let context = &self.context;
         metrics::counter!(names::BROKER_CALLS_STARTED, "action" => request.action()).increment(1);
-        if let Some(grounds) = follower.grounds(key) {
+        if let Some(grounds) = grounds {
             let Owner { account, token } = self.owner;
-            context.notes.note(now.wall, || sent(account, token, key, attempt, grounds));
+            context.notes.note(at.wall, || sent(account, token, key, attempt, grounds));
         }
-        let effects = follower.submitted(key, attempt, now);
+        let effects = follower.submitted(key, attempt, at);
         if let Some(own_time) = follower.own_time(key) {
             metrics::histogram!(names::OWN_TIME, "platform" => "paper", "action" => request.action())
                 .record(own_time.as_secs_f64());
@@ -127,6 +210,43 @@ impl AccountSession {
             (key, attempt, outcome)
         }));
         effects
+    }
+
+    fn perform(&mut self, connection: &mut Connection, effect: Effect) {
+        match effect {
+            Effect::Send { .. } => unreachable!("orders are submitted"),
+            Effect::Read { id, since, symbols } => {
+                let session = Arc::clone(&connection.session);
+                connection.reads.push(read(session, id, since, symbols));
+            }
+            Effect::AskMaster { master, reason } => {
+                if let Some(feed) = self.context.feeds.get(master) {
+                    feed.request_snapshot(self.owner.account, reason);
+                }
+            }
+            Effect::Persist(pair) => self.persist(*pair),
+            Effect::Record(record) => self.record(*record),
+            Effect::Planned { link, plan, begun, position, reason, steps, held, duplicates } => {
+                self.note(|account, token| Note::Planned {
+                    account,
+                    token,
+                    link,
+                    plan,
+                    begun_us: begun,
+                    reason: reason.as_str(),
+                    epoch: position.0,
+                    seq: position.1,
+                    held,
+                    steps: steps.clone(),
+                });
+                count_plan(reason, &steps, held, duplicates);
+            }
+            Effect::Restless(link) => {
+                metrics::counter!(names::RECONCILE_RESTLESS).increment(1);
+                tracing::warn!(%link, "plans for this link do not come to rest");
+            }
+            Effect::Untaggable(link) => self.store_untaggable(link),
+        }
     }
 
     /// Stored beside the work, so that every later owner knows it. Ends with the lease at the

@@ -184,6 +184,21 @@ impl Lead {
         book
     }
 
+    /// Numbers continue each other here, so that one change of the broker can be of several trades.
+    pub fn has_lineage(&self) -> bool {
+        !self.parts.parent.is_empty()
+    }
+
+    /// One trade as [`Lead::book`] has it; nothing if it goes on from another number, or any does.
+    pub fn trade_alone(
+        &self,
+        position: &BrokerPosition,
+        symbols: &BTreeMap<Symbol, SymbolSpec>,
+    ) -> Option<MasterPosition> {
+        let is_alone = !self.has_lineage() && number_after(&position.comment, "from #").is_none();
+        is_alone.then(|| self.trade(position, symbols))
+    }
+
     fn trade(
         &self,
         position: &BrokerPosition,

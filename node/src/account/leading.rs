@@ -13,7 +13,9 @@ use crate::clock::NodeTime;
 use crate::directory::SessionAccount;
 use crate::follower::Follower;
 use bus::{Closing, Publisher, PublisherHandle, PublisherSettings, PublisherStatus, start_epoch};
-use schemas::{AccountSnapshot, CloseReason, Epoch, Micros, SymbolSpec};
+use schemas::{
+    AccountSnapshot, Book, Change, CloseReason, Epoch, Magic, MasterPosition, Micros, SymbolSpec,
+};
 use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Duration;
@@ -40,6 +42,8 @@ pub(super) struct Leading {
     pub(super) status: watch::Receiver<PublisherStatus>,
     /// Used where the account has no follower, and so no view of its own.
     pub(super) view: Option<AccountView>,
+    /// What was published last, as long as the next change can be told from it alone.
+    book: Option<Book>,
     returns: Option<Return>,
 }
 
@@ -68,7 +72,7 @@ impl AccountSession {
         let status = publisher.status();
         let is_followed = self.follower.is_some() && !session.is_netting();
         let view = (!is_followed).then_some(view);
-        Ok(Leading { lead, publisher, status, view, returns: None })
+        Ok(Leading { lead, publisher, status, view, book: None, returns: None })
     }
 
     fn start_publisher(&self, epoch: Epoch) -> PublisherHandle {
@@ -142,6 +146,7 @@ impl AccountSession {
         }
         let book = leading.lead.book(&view.positions, &view.pendings, &view.symbols);
         publisher.observe(self.context.clock.wall(), book, &BTreeMap::new());
+        leading.book = None;
         leading.status = publisher.status();
         leading.publisher = publisher;
     }
@@ -201,7 +206,16 @@ impl Leading {
         }
     }
 
+    /// The links that copy onto this account changed.
+    pub(super) fn set_magics(&mut self, magics: impl IntoIterator<Item = Magic>) {
+        self.lead.set_magics(magics);
+        self.book = None;
+    }
+
     /// Publishes what an event changed; how many events of ours it became.
+    ///
+    /// Most events are of one trade, and only that trade is looked at. Where another can have changed
+    /// with it, the whole book is made and compared.
     pub(super) fn publish(
         &mut self,
         at: Micros,
@@ -211,6 +225,12 @@ impl Leading {
         if let SessionEvent::Funds(funds) = event {
             self.publisher.set_funds(funds.clone());
             return 0;
+        }
+        if let Some(change) = self.only_change(event, shared) {
+            // Before the first book there is nothing to change, and the book is made below.
+            if let Ok(queued) = self.publisher.publish(at, change) {
+                return queued;
+            }
         }
         let Some(view) = self.view.as_ref().or(shared) else { return 0 };
         let mut closings = BTreeMap::new();
@@ -227,7 +247,50 @@ impl Leading {
             closings.insert(ticket, Closing { price: Some(closed.close_price), reason });
         }
         let book = self.lead.book(&view.positions, &view.pendings, &view.symbols);
+        let is_of_one = matches!(event, SessionEvent::Position(_) | SessionEvent::Closed { .. });
+        self.book = is_of_one.then(|| book.clone());
         self.publisher.observe(at, book, &closings)
+    }
+
+    /// What an event of one trade changes in the published book, which is brought up to date;
+    /// nothing where that cannot be told from this trade alone.
+    fn only_change(
+        &mut self,
+        event: &SessionEvent,
+        shared: Option<&AccountView>,
+    ) -> Option<Vec<Change>> {
+        // Unless it is put back below, the next event makes the whole book.
+        let mut book = self.book.take()?;
+        let view = self.view.as_ref().or(shared)?;
+        let changes = match event {
+            SessionEvent::Position(position) => {
+                let trade = self.lead.trade_alone(position, &view.symbols)?;
+                let ticket = trade.ticket;
+                let old = book.positions.get(&ticket);
+                if book.pendings.contains_key(&ticket) || old.is_some_and(|o| o.side != trade.side)
+                {
+                    return None;
+                }
+                let alone = |trade: MasterPosition| Book {
+                    positions: BTreeMap::from([(ticket, trade)]),
+                    ..Book::default()
+                };
+                let before = old.cloned().map(alone).unwrap_or_default();
+                let changes = before.diff(&alone(trade.clone()));
+                book.positions.insert(ticket, trade);
+                changes
+            }
+            SessionEvent::Closed { closed, reason }
+                if !self.lead.has_lineage() && !view.positions.contains_key(&closed.ticket) =>
+            {
+                let position = book.positions.remove(&self.lead.ticket_of(closed))?;
+                let (price, reason) = (Some(closed.close_price), *reason);
+                vec![Change::PositionClosed { position, price, reason }]
+            }
+            _ => return None,
+        };
+        self.book = Some(book);
+        Some(changes)
     }
 }
 

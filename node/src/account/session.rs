@@ -15,6 +15,7 @@
 //!
 //! Not covered: which accounts there are; `account::manager` starts and stops tenures.
 
+use super::executing::Outbox;
 use super::leading::Leading;
 use super::metrics::names;
 use super::reading::{Load, load};
@@ -38,7 +39,7 @@ use bus::{DoubtReason, FeedMessage, Feeds};
 use futures_util::stream::{FuturesUnordered, StreamExt};
 use reconcile::Limits;
 use schemas::planted::{self, Bug};
-use schemas::{AccountId, Epoch, NodeId};
+use schemas::{AccountId, Epoch, NodeId, Symbol};
 use std::future::Future;
 use std::pin::Pin;
 use std::sync::Arc;
@@ -50,6 +51,10 @@ use tokio::task::JoinHandle;
 
 /// Messages of one master's feed that wait for a follower; past it the feed sends a snapshot.
 const FEED_MESSAGES_MAX: usize = 8_192;
+/// Orders and effects that one turn of the feeds may leave to be done after its orders have left.
+const OUTBOX_MAX: usize = 256;
+/// Events of a broker that are taken in one turn, before anything else is looked at.
+const EVENTS_PER_TURN: usize = 64;
 /// How often a session looks at the clock: settle times, retries, the end of its permission.
 const TICK: Duration = Duration::from_millis(100);
 /// First wait after a session could not be opened.
@@ -225,6 +230,10 @@ pub(super) struct AccountSession {
     listening_elsewhere: Option<JoinHandle<bool>>,
     /// The event whose orders are being sent, while own times are recorded.
     pub(super) trace: Option<Trace>,
+    /// What was decided and is not done yet; empty while the session waits.
+    pub(super) outbox: Outbox,
+    /// Symbols of masters whose quotes were looked up in this turn.
+    quoted: Vec<(AccountId, Symbol)>,
 }
 
 /// What belongs to one connection to the broker.
@@ -271,6 +280,8 @@ impl AccountSession {
             silent_since: None,
             listening_elsewhere: None,
             trace: None,
+            outbox: Outbox::default(),
+            quoted: Vec::new(),
         }
     }
 
@@ -512,8 +523,8 @@ impl AccountSession {
             let renumbers = connection.session.renumbers();
             let opened = Input::SessionOpened { snapshot, symbols, renumbers };
             let effects = follower.step(context.now(), opened);
-            self.execute(&mut connection, effects).await;
-            self.catch_up(&mut connection).await;
+            self.execute(&mut connection, effects);
+            self.catch_up(&mut connection);
         }
         self.status("reconciling", None, true);
         Ok(connection)
@@ -558,22 +569,30 @@ impl AccountSession {
                     }
                 }
                 event = connection.events.next() => {
-                    if let SessionEvent::Lost(reason) = event {
-                        tracing::warn!(account = %self.owner.account, reason, "session lost");
-                        return Interrupted::Lost;
+                    let mut next = Some(event);
+                    for _ in 0..EVENTS_PER_TURN {
+                        let Some(event) = next else { break };
+                        if let SessionEvent::Lost(reason) = event {
+                            tracing::warn!(account = %self.owner.account, reason, "session lost");
+                            return Interrupted::Lost;
+                        }
+                        self.on_event(connection, event);
+                        next = connection.events.try_next();
                     }
-                    self.on_event(connection, event).await;
+                    if let Some(event) = next {
+                        self.on_event(connection, event);
+                    }
                 }
                 Some((key, attempt, outcome)) = connection.answers.next() => {
                     self.note_answer(attempt, &outcome);
                     metrics::counter!(names::BROKER_CALLS_FINISHED, "outcome" => outcome_word(&outcome)).increment(1);
-                    self.step(connection, Input::Answer { key, attempt, outcome }).await;
+                    self.step(connection, Input::Answer { key, attempt, outcome });
                     if self.may_move() {
                         return Interrupted::Wanted(Wanted::Move);
                     }
                 }
                 Some((id, read)) = connection.reads.next() => {
-                    self.step(connection, Input::Read { id, read }).await;
+                    self.step(connection, Input::Read { id, read });
                 }
                 Ok(()) = self.control.links.changed() => self.begin_reload(Duration::ZERO),
                 loaded = finished(&mut self.reloading) => {
@@ -582,8 +601,8 @@ impl AccountSession {
                     }
                 }
                 (master, message) = next_message(&mut self.feeds) => match message {
-                    Some(message) => self.on_feed(connection, master, message).await,
-                    None => self.on_feed_ended(connection, master).await,
+                    Some(message) => self.follow_feeds(connection, master, message).await,
+                    None => self.on_feed_ended(connection, master),
                 }
             }
         }
@@ -602,9 +621,9 @@ impl AccountSession {
             self.attach_feeds();
         }
         for key in self.stored_since() {
-            self.step(connection, Input::Stored(key)).await;
+            self.step(connection, Input::Stored(key));
         }
-        self.step(connection, Input::Tick).await;
+        self.step(connection, Input::Tick);
         self.routine_status();
         if self.may_move() {
             return Some(Interrupted::Wanted(Wanted::Move));
@@ -662,13 +681,16 @@ impl AccountSession {
         false
     }
 
-    async fn on_event(&mut self, connection: &mut Connection, event: SessionEvent) {
+    fn on_event(&mut self, connection: &mut Connection, event: SessionEvent) {
         let received = connection.events.received();
         let at = self.context.clock.wall_at(received);
         if let Some(leading) = &mut connection.lead {
             leading.learn(&event);
         }
-        self.step(connection, Input::Session(event.clone())).await;
+        if connection.lead.is_none() {
+            return self.step(connection, Input::Session(event));
+        }
+        self.step(connection, Input::Session(event.clone()));
         if let Some(leading) = &mut connection.lead {
             let view = self.follower.as_ref().and_then(Follower::view);
             let queued = leading.publish(at, &event, view);
@@ -679,28 +701,63 @@ impl AccountSession {
     /// Takes in what the feeds told while no session was open, before the first read is made: closes
     /// leave at once, and the plan sees the masters as they are now. A read is answered before the
     /// queue is looked at again, so that it would open what the master has closed since.
-    async fn catch_up(&mut self, connection: &mut Connection) {
+    fn catch_up(&mut self, connection: &mut Connection) {
         for (master, message) in told_meanwhile(&mut self.feeds) {
-            self.on_feed(connection, master, message).await;
+            self.take_up(connection, master, message);
+            self.settle(connection);
         }
     }
 
-    async fn on_feed(
+    /// Takes up what the feeds say now, a bounded number of messages: their orders leave first, those
+    /// of the other followers of this node as well, and what follows from them comes after.
+    async fn follow_feeds(
         &mut self,
         connection: &mut Connection,
         master: AccountId,
         message: FeedMessage,
     ) {
+        let mut next = Some((master, message));
+        while let Some((master, message)) = next {
+            self.take_up(connection, master, message);
+            next = ready_message(&mut self.feeds);
+            if next.is_none() || self.outbox.len() >= OUTBOX_MAX {
+                self.submit(connection);
+                if !self.outbox.is_empty() {
+                    tokio::task::yield_now().await;
+                }
+                next = match next {
+                    None if self.outbox.len() < OUTBOX_MAX => ready_message(&mut self.feeds),
+                    full => {
+                        self.settle(connection);
+                        full
+                    }
+                };
+            }
+        }
+        self.quoted.clear();
+        self.settle(connection);
+    }
+
+    /// Steps the follower with one message; its orders and effects are kept.
+    fn take_up(&mut self, connection: &mut Connection, master: AccountId, message: FeedMessage) {
+        if !matches!(message, FeedMessage::Event { .. }) {
+            // What it says of the whole book is judged by the pairs of all orders that left.
+            self.settle(connection);
+        }
         self.trace = self.context.stamps.taken(master, &message);
         let symbol = match &message {
             FeedMessage::Event { event, .. } => Some(event.change.symbol()),
             FeedMessage::Snapshot(..) | FeedMessage::Doubt(_) | FeedMessage::Funds(_) => None,
         };
         if let (Some(symbol), Some(follower)) = (symbol, &mut self.follower) {
-            for symbol in follower.copied_symbols(master, symbol) {
-                if let Some(quote) = connection.session.quote(&symbol) {
-                    follower.set_quote(quote);
+            let is_known = |(of, quoted): &(AccountId, Symbol)| *of == master && quoted == symbol;
+            if !self.quoted.iter().any(is_known) {
+                for symbol in follower.copied_symbols(master, symbol) {
+                    if let Some(quote) = connection.session.quote(&symbol) {
+                        follower.set_quote(quote);
+                    }
                 }
+                self.quoted.push((master, symbol.clone()));
             }
         }
         let ticket = match &message {
@@ -730,7 +787,7 @@ impl AccountSession {
                 ticket,
             });
         }
-        self.execute(connection, effects).await;
+        self.put(effects);
         self.trace = None;
     }
 
@@ -740,12 +797,12 @@ impl AccountSession {
     }
 
     /// A feed's task is gone: unknown until it is opened anew, and nothing is taken for quiet.
-    async fn on_feed_ended(&mut self, connection: &mut Connection, master: AccountId) {
+    fn on_feed_ended(&mut self, connection: &mut Connection, master: AccountId) {
         tracing::error!(account = %self.owner.account, %master, "feed ended, attaching anew");
         self.feeds.retain(|(attached, _)| *attached != master);
         self.attach_at = Some(self.context.clock.now().plus(LOAD_RETRY));
         let message = FeedMessage::Doubt(DoubtReason::Joining);
-        self.step(connection, Input::Feed { master, message }).await;
+        self.step(connection, Input::Feed { master, message });
     }
 
     /// Reads account and links beside the work; a read that runs already begins anew, because it
@@ -784,24 +841,24 @@ impl AccountSession {
         account.is_master = now.is_master;
         account.links = now.links;
         if let Some(leading) = &mut connection.lead {
-            leading.lead.set_magics(account.links.iter().map(|link| link.magic));
+            leading.set_magics(account.links.iter().map(|link| link.magic));
         }
         if begins {
             self.begin_following(links);
         } else {
-            self.step(connection, Input::Links(links)).await;
+            self.step(connection, Input::Links(links));
         }
         self.attach_feeds();
         begins || other_master
     }
 
-    async fn step(&mut self, connection: &mut Connection, input: Input) {
+    fn step(&mut self, connection: &mut Connection, input: Input) {
         let now = self.context.now();
         let Some(follower) = &mut self.follower else { return };
         let effects = follower.step(now, input);
         let untaggable = follower.links_untaggable();
         self.count_untaggable(untaggable);
-        self.execute(connection, effects).await;
+        self.execute(connection, effects);
     }
 
     fn count_untaggable(&mut self, now: usize) {
@@ -840,7 +897,7 @@ impl AccountSession {
     /// Lets go: no new order, the last answers, the last rows.
     async fn drain(&mut self, mut connection: Connection) -> Ended {
         self.status("draining", None, true);
-        self.step(&mut connection, Input::Drain).await;
+        self.step(&mut connection, Input::Drain);
         let drained = tokio::time::timeout(DRAIN_LIMIT, self.last_answers(&mut connection)).await;
         if let Some(leading) = &connection.lead {
             leading.publisher.close(CLOSE_LIMIT).await;
@@ -870,11 +927,11 @@ impl AccountSession {
                     if matches!(event, SessionEvent::Lost(_)) {
                         return false;
                     }
-                    self.on_event(connection, event).await;
+                    self.on_event(connection, event);
                 }
                 Some((key, attempt, outcome)) = connection.answers.next() => {
                     self.note_answer(attempt, &outcome);
-                    self.step(connection, Input::Answer { key, attempt, outcome }).await;
+                    self.step(connection, Input::Answer { key, attempt, outcome });
                 }
                 () = tokio::time::sleep(TICK) => {
                     if self.permission().is_none() {
@@ -978,6 +1035,20 @@ async fn next_message(
         Poll::Pending
     })
     .await
+}
+
+/// A message that is there now, of the feeds in their turn. That a feed has ended is left for
+/// [`next_message`] to tell.
+fn ready_message(
+    feeds: &mut [(AccountId, mpsc::Receiver<FeedMessage>)],
+) -> Option<(AccountId, FeedMessage)> {
+    let ready =
+        |(_, receiver): &mut (AccountId, mpsc::Receiver<FeedMessage>)| receiver.try_recv().ok();
+    let (place, message) =
+        feeds.iter_mut().enumerate().find_map(|(place, feed)| Some((place, ready(feed)?)))?;
+    let master = feeds[place].0;
+    feeds[place..].rotate_left(1);
+    Some((master, message))
 }
 
 /// What waits in the feeds now, in each feed's order; at most [`FEED_MESSAGES_MAX`] of each. That a

@@ -1,8 +1,8 @@
 //! The seam to a broker: one session per leased account.
 //!
 //! A session is opened under a lease token and dies with it. The only function that
-//! changes anything at a broker is [`BrokerSession::submit`], and it takes a
-//! [`SendPermit`] by value: no order can skip the gate, and no permit can be used twice.
+//! changes anything at a broker is [`BrokerSession::submit`] (`submit_all` for several), and it
+//! takes a [`SendPermit`] by value: no order can skip the gate, and no permit can be used twice.
 //!
 //! Invariants:
 //! 1. `snapshot` and `history` give complete reads or an error, never a part. An empty list with
@@ -120,11 +120,29 @@ pub enum BrokerError {
 /// The answer of the broker, when it comes.
 pub type Answer = Pin<Box<dyn Future<Output = Outcome> + Send>>;
 
+/// An order with the right to send it.
+#[derive(Debug)]
+pub struct PermittedOrder<'a> {
+    /// The right.
+    pub permit: SendPermit,
+    /// The order.
+    pub request: &'a OrderRequest,
+    /// The caller's number for it.
+    pub attempt: u64,
+}
+
 /// One open session at a broker.
 pub trait BrokerSession: Send + Sync + 'static {
     /// Hands one order to the socket at once, under a permit, and gives its answer later.
     /// `attempt` is the caller's number for it; a broker may only record it.
     fn submit(&self, permit: SendPermit, request: &OrderRequest, attempt: u64) -> Answer;
+    /// Hands orders over as [`BrokerSession::submit`] does each of them, in their order, and gives
+    /// their answers in the same order. A platform that can writes them at once.
+    fn submit_all(&self, orders: Vec<PermittedOrder<'_>>) -> Vec<Answer> {
+        let each =
+            |order: PermittedOrder<'_>| self.submit(order.permit, order.request, order.attempt);
+        orders.into_iter().map(each).collect()
+    }
     /// The last price of a symbol, as the broker pushed it.
     fn quote(&self, symbol: &Symbol) -> Option<Quote>;
     /// The complete state of the account.

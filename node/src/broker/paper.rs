@@ -4,7 +4,7 @@
 //! the broker is another than here, `login`. Each account has a connection of its own, so
 //! that cutting one account off at its deadline cuts nobody else.
 
-use super::{Answer, BrokerError, BrokerSession, NotSent, Outcome, SessionEvent};
+use super::{Answer, BrokerError, BrokerSession, NotSent, Outcome, PermittedOrder, SessionEvent};
 use crate::clock::NodeClock;
 use crate::gate::SendPermit;
 use paper::client::{OrderOutcome, PaperClient, PaperSession, SendMeta, SessionPush};
@@ -92,21 +92,38 @@ impl PaperEvents {
             return event;
         }
         loop {
-            match self.pushes.recv().await {
-                None => return SessionEvent::Lost(self.session.lost_reason().unwrap_or_default()),
-                Some(SessionPush::Synced(_)) => {}
-                Some(SessionPush::Change { change, funds, received, .. }) => {
-                    self.received = received;
-                    let funds = SessionEvent::Funds(funds);
-                    return match event_of(change) {
-                        Some(event) => {
-                            self.waiting = Some(funds);
-                            event
-                        }
-                        None => funds,
-                    };
-                }
+            let Some(push) = self.pushes.recv().await else {
+                return SessionEvent::Lost(self.session.lost_reason().unwrap_or_default());
+            };
+            if let Some(event) = self.event_of_push(push) {
+                return event;
             }
+        }
+    }
+
+    /// An event that is there now. That the session is lost is left for [`PaperEvents::next`].
+    pub fn try_next(&mut self) -> Option<SessionEvent> {
+        if let Some(event) = self.waiting.take() {
+            return Some(event);
+        }
+        loop {
+            let push = self.pushes.try_recv().ok()?;
+            if let Some(event) = self.event_of_push(push) {
+                return Some(event);
+            }
+        }
+    }
+
+    fn event_of_push(&mut self, push: SessionPush) -> Option<SessionEvent> {
+        let SessionPush::Change { change, funds, received, .. } = push else { return None };
+        self.received = received;
+        let funds = SessionEvent::Funds(funds);
+        match event_of(change) {
+            Some(event) => {
+                self.waiting = Some(funds);
+                Some(event)
+            }
+            None => Some(funds),
         }
     }
 }
@@ -185,22 +202,38 @@ impl PaperBrokerSession {
 
 impl BrokerSession for PaperBrokerSession {
     fn submit(&self, permit: SendPermit, request: &OrderRequest, attempt: u64) -> Answer {
+        let mut answers = self.submit_all(vec![PermittedOrder { permit, request, attempt }]);
+        answers.pop().unwrap_or_else(|| not_sent(NotSent::Session))
+    }
+
+    fn submit_all(&self, orders: Vec<PermittedOrder<'_>>) -> Vec<Answer> {
+        let mut answers: Vec<Option<Answer>> = Vec::with_capacity(orders.len());
+        let mut leaving = Vec::with_capacity(orders.len());
         let sent_at = self.clock.wall();
         // The last check: between it and the write there is nothing but the encoding.
-        let spent = match permit.spend(self.clock.now()) {
-            Ok(spent) => spent,
-            Err(_) => return Box::pin(std::future::ready(Outcome::NotSent(NotSent::Gate))),
-        };
-        let meta = SendMeta {
-            token: spent.token,
-            deadline_margin_us: i64::try_from(spent.margin.as_micros()).unwrap_or(i64::MAX),
-            sent_at,
-            client_ref: attempt,
-        };
-        match self.session.submit(request, meta) {
-            Ok(answer) => Box::pin(async move { outcome_of(answer.await) }),
-            Err(_) => Box::pin(std::future::ready(Outcome::NotSent(NotSent::Session))),
+        let now = self.clock.now();
+        for PermittedOrder { permit, request, attempt } in orders {
+            let Ok(spent) = permit.spend(now) else {
+                answers.push(Some(not_sent(NotSent::Gate)));
+                continue;
+            };
+            let meta = SendMeta {
+                token: spent.token,
+                deadline_margin_us: i64::try_from(spent.margin.as_micros()).unwrap_or(i64::MAX),
+                sent_at,
+                client_ref: attempt,
+            };
+            leaving.push((request, meta));
+            answers.push(None);
         }
+        let mut left = self.session.submit_all(&leaving).into_iter();
+        let answer = |known: Option<Answer>| {
+            known.unwrap_or_else(|| match left.next() {
+                Some(Ok(answer)) => Box::pin(async move { outcome_of(answer.await) }),
+                Some(Err(_)) | None => not_sent(NotSent::Session),
+            })
+        };
+        answers.into_iter().map(answer).collect()
     }
 
     fn quote(&self, symbol: &Symbol) -> Option<Quote> {
@@ -223,6 +256,10 @@ impl BrokerSession for PaperBrokerSession {
     fn abort(&self) {
         self.client.abort();
     }
+}
+
+fn not_sent(why: NotSent) -> Answer {
+    Box::pin(std::future::ready(Outcome::NotSent(why)))
 }
 
 fn outcome_of(outcome: OrderOutcome) -> Outcome {
