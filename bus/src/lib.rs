@@ -17,6 +17,7 @@
 //! processes whose clocks disagree (`at` is only compared within one epoch of one publisher).
 
 mod clock;
+mod offset;
 
 pub mod client;
 pub mod error;

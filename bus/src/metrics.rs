@@ -125,6 +125,8 @@ pub const FEEDS: &str = "lockstep_bus_feeds";
 pub const FEEDS_DOUBTFUL: &str = "lockstep_bus_feeds_doubtful";
 /// When the feed that waits longest heard its last beacon.
 pub const BEACON_OLDEST: &str = "lockstep_bus_feed_beacon_oldest_timestamp_seconds";
+/// Difference between the clocks of publishers and ours.
+pub const CLOCK_OFFSET: &str = "lockstep_bus_clock_offset_seconds";
 /// What the client reported of its connection, by event.
 pub const CONNECTION_EVENTS: &str = "lockstep_bus_connection_events_total";
 
@@ -177,6 +179,12 @@ pub const METRICS: &[Metric] = &[
         Unit::Seconds,
         &[],
         "When the feed that waits longest heard its last beacon, or was opened; now without feeds.",
+    ),
+    Metric::gauge(
+        CLOCK_OFFSET,
+        Unit::Seconds,
+        &[],
+        "Least time from a beacon's stamp to its arrival in the last minute or two, of the feed where it is furthest from 0: the offset of the publisher's clock and the shortest way; negative where that clock is ahead, 0 without feeds.",
     ),
     Metric::counter(CONNECTION_EVENTS, &["event"], "What the client said of its connection."),
 ];

@@ -73,6 +73,8 @@ const BEACON: &str = "LOCKSTEP_BEACON";
 const STALE: &str = "LOCKSTEP_STALE";
 const WRITE_EVERY: &str = "LOCKSTEP_WRITE_EVERY";
 const PARALLEL_ORDERS: &str = "LOCKSTEP_PARALLEL_ORDERS";
+const HOT_THREADS: &str = "LOCKSTEP_HOT_THREADS";
+const BUSY_POLL: &str = "LOCKSTEP_BUSY_POLL";
 const METRICS_LISTEN: &str = "LOCKSTEP_METRICS_LISTEN";
 const LOG: &str = "LOCKSTEP_LOG";
 const EVENT_LOG: &str = "LOCKSTEP_EVENT_LOG";
@@ -176,6 +178,17 @@ pub const SETTINGS: &[Setting] = &[
         PARALLEL_ORDERS,
         Some("16"),
         "orders of different tickets in flight at once for one follower",
+    ),
+    setting(
+        HOT_THREADS,
+        Some("2"),
+        "threads for bus and sessions; measured on two cores, where more gain nothing",
+    ),
+    setting(
+        BUSY_POLL,
+        Some("0"),
+        "how many of these threads never sleep: each takes a core for itself, and saves the wake-up \
+         of a sleeping one before an order; for whoever owns the machine",
     ),
     setting(
         METRICS_LISTEN,
@@ -342,6 +355,10 @@ pub struct NodeConfig {
     pub write_every: Duration,
     /// `LOCKSTEP_PARALLEL_ORDERS`
     pub parallel_orders: u32,
+    /// `LOCKSTEP_HOT_THREADS`
+    pub hot_threads: u32,
+    /// `LOCKSTEP_BUSY_POLL`
+    pub busy_poll: u32,
     /// `LOCKSTEP_METRICS_LISTEN`
     pub metrics_listen: SocketAddr,
     /// `LOCKSTEP_EVENT_LOG`; nothing where it is empty.
@@ -384,6 +401,8 @@ impl NodeConfig {
             stale: reader.duration(STALE),
             write_every: reader.duration(WRITE_EVERY),
             parallel_orders: reader.number(PARALLEL_ORDERS, 1, 256),
+            hot_threads: reader.number(HOT_THREADS, 1, 64),
+            busy_poll: reader.number(BUSY_POLL, 0, 64),
             metrics_listen: reader.address(METRICS_LISTEN),
             event_log: reader.file(EVENT_LOG),
             own_time_log: reader.file(OWN_TIME_LOG),
@@ -440,6 +459,8 @@ impl NodeConfig {
             (STALE, span(&self.stale)),
             (WRITE_EVERY, span(&self.write_every)),
             (PARALLEL_ORDERS, self.parallel_orders.to_string()),
+            (HOT_THREADS, self.hot_threads.to_string()),
+            (BUSY_POLL, self.busy_poll.to_string()),
             (METRICS_LISTEN, self.metrics_listen.to_string()),
             (EVENT_LOG, path(self.event_log.as_ref())),
             (OWN_TIME_LOG, path(self.own_time_log.as_ref())),
@@ -489,6 +510,13 @@ impl NodeConfig {
             format!(
                 "{SILENT_HERE} must be longer than {STALE}: {:?} is not more than {:?}",
                 self.silent_here, self.stale
+            ),
+        );
+        require(
+            self.busy_poll <= self.hot_threads,
+            format!(
+                "{BUSY_POLL} must be at most {HOT_THREADS}: {} is more than {}",
+                self.busy_poll, self.hot_threads
             ),
         );
         require(

@@ -200,3 +200,13 @@ fn every_setting_is_shown_and_every_default_can_be_given_as_text() {
         SETTINGS.iter().filter_map(|setting| Some((setting.name, setting.default?))).collect();
     assert_eq!(read(&given), config);
 }
+
+#[test]
+fn more_threads_that_never_sleep_than_there_are_is_refused() {
+    assert_eq!(
+        faults(&[(BUSY_POLL, "3")]),
+        ["LOCKSTEP_BUSY_POLL must be at most LOCKSTEP_HOT_THREADS: 3 is more than 2"]
+    );
+    assert_eq!(read(&[(BUSY_POLL, "3"), (HOT_THREADS, "4")]).busy_poll, 3);
+    assert_eq!(read(&[]).busy_poll, 0);
+}

@@ -29,6 +29,8 @@ use std::time::Instant;
 
 /// Rows that are kept: about an hour of bursts, 50 MB.
 const ROWS_MAX: usize = 1 << 19;
+/// Readings of the clock that the anchor is the best of.
+const ANCHOR_READINGS: usize = 16;
 /// Numbers of a row.
 const WORDS: usize = 12;
 
@@ -183,7 +185,7 @@ impl Ring {
     fn new(path: PathBuf, rows: usize) -> Ring {
         // Not zero: zeroed memory is first made at the first touch, and that is on the hot path.
         let words = (0..rows * WORDS).map(|_| AtomicU64::new(u64::MAX)).collect();
-        Ring { path, words, next: AtomicU64::new(0), anchor: (Instant::now(), monotonic_ns()) }
+        Ring { path, words, next: AtomicU64::new(0), anchor: anchor() }
     }
 
     fn ns_of(&self, instant: Instant) -> u64 {
@@ -247,6 +249,17 @@ impl Ring {
         }
         file.flush()
     }
+}
+
+/// One instant by both ways of reading the clock: the closest of some readings. An instant is never
+/// said to be later than it was.
+fn anchor() -> (Instant, u64) {
+    let readings = (0..ANCHOR_READINGS).map(|_| {
+        let before = monotonic_ns();
+        let instant = Instant::now();
+        (monotonic_ns() - before, (instant, before))
+    });
+    readings.min_by_key(|(width, _)| *width).expect("there are readings").1
 }
 
 #[cfg(test)]

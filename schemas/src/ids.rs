@@ -3,8 +3,10 @@
 //! Invariant: every id fits a signed 64-bit column and is not zero where zero
 //! has a meaning of its own at some broker (ticket 0 closes somebody else's order).
 
-use serde::{Deserialize, Serialize};
+use serde::de::{self, Visitor};
+use serde::{Deserialize, Deserializer, Serialize, Serializer};
 use std::fmt;
+use std::sync::Arc;
 
 /// Why a number or text is not an id.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
@@ -191,19 +193,18 @@ impl Micros {
 macro_rules! text_id {
     ($(#[$doc:meta])* $name:ident, $kind:literal, $max:literal, $rule:literal, $allowed:expr) => {
         $(#[$doc])*
-        #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
-        #[serde(try_from = "String", into = "String")]
-        pub struct $name(String);
+        #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
+        pub struct $name(Arc<str>);
 
         impl $name {
             /// Checks length and characters.
-            pub fn new(text: impl Into<String>) -> Result<Self, IdError> {
-                let text = text.into();
+            pub fn new(text: impl AsRef<str>) -> Result<Self, IdError> {
+                let text = text.as_ref();
                 let allowed: fn(char) -> bool = $allowed;
                 if text.is_empty() || text.len() > $max || !text.chars().all(allowed) || text.trim() != text {
-                    return Err(IdError::BadText { kind: $kind, rule: $rule, value: shorten(&text) });
+                    return Err(IdError::BadText { kind: $kind, rule: $rule, value: shorten(text) });
                 }
-                Ok(Self(text))
+                Ok(Self(text.into()))
             }
 
             /// The text.
@@ -221,7 +222,29 @@ macro_rules! text_id {
 
         impl From<$name> for String {
             fn from(id: $name) -> String {
-                id.0
+                id.0.as_ref().to_owned()
+            }
+        }
+
+        impl Serialize for $name {
+            fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+                serializer.serialize_str(&self.0)
+            }
+        }
+
+        impl<'de> Deserialize<'de> for $name {
+            fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+                struct Text;
+                impl Visitor<'_> for Text {
+                    type Value = $name;
+                    fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                        f.write_str("a string")
+                    }
+                    fn visit_str<E: de::Error>(self, text: &str) -> Result<$name, E> {
+                        $name::new(text).map_err(E::custom)
+                    }
+                }
+                deserializer.deserialize_str(Text)
             }
         }
 

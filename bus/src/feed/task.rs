@@ -5,6 +5,7 @@ use super::{DoubtReason, FeedMessage, FeedSettings, FeedStatus, Follower, Reques
 use crate::clock::wall_now;
 use crate::error::BusError;
 use crate::metrics::{self as names, FeedMetrics, count};
+use crate::offset::LeastDelay;
 use crate::snapshot;
 use async_nats::{Client, Message, Statistics, Subscriber};
 use futures_util::StreamExt;
@@ -54,6 +55,8 @@ struct Shared {
 struct LiveStatus {
     status: FeedStatus,
     beacon_at: Instant,
+    /// See [`LeastDelay`].
+    offset_us: Option<i64>,
 }
 
 /// A running feed. It ends, and unsubscribes, when the last clone of its handle is dropped.
@@ -95,7 +98,7 @@ impl Feed {
         let shared = Arc::new(Shared {
             inbox: Mutex::default(),
             wake: Notify::new(),
-            status: Mutex::new(LiveStatus { status, beacon_at: now }),
+            status: Mutex::new(LiveStatus { status, beacon_at: now, offset_us: None }),
         });
         let core = FeedState::new(master, settings, fastrand::u64(..), Duration::ZERO);
         let (reply_tx, reply_rx) = mpsc::channel(REPLIES_MAX);
@@ -113,6 +116,7 @@ impl Feed {
             replies: reply_tx,
             attempt: None,
             metrics: FeedMetrics::new(),
+            offset: LeastDelay::default(),
             logged_at: None,
         };
         let task: JoinHandle<()> = runtime.spawn(task.run(reply_rx));
@@ -157,6 +161,10 @@ impl FeedHandle {
         self.shared.wake.notify_one();
     }
 
+    fn offset_us(&self) -> Option<i64> {
+        self.shared.status.lock().offset_us
+    }
+
     /// Where the feed stands.
     pub fn status(&self) -> FeedStatus {
         let live = *self.shared.status.lock();
@@ -190,6 +198,7 @@ struct FeedTask {
     replies: mpsc::Sender<Result<MasterSnapshot, BusError>>,
     attempt: Option<Attempt>,
     metrics: FeedMetrics,
+    offset: LeastDelay,
     logged_at: Option<Instant>,
 }
 
@@ -321,6 +330,7 @@ impl FeedTask {
             Some(subject::Subject::Beacon(_)) => match codec::decode_beacon(&message.payload) {
                 Ok(beacon) => {
                     self.metrics.beacons.increment(1);
+                    self.offset.observe(wall_now().0.saturating_sub(beacon.at.0), now);
                     self.core.observe_beacon(&beacon, now)
                 }
                 Err(error) => self.undecodable("beacon", &error, now),
@@ -424,6 +434,7 @@ impl FeedTask {
                 followers: self.followers.len(),
             },
             beacon_at: self.start + beacon,
+            offset_us: self.offset.get(),
         };
     }
 }
@@ -548,9 +559,18 @@ impl FeedsInner {
     }
 }
 
+impl FeedsInner {
+    fn furthest_offset_us(&self) -> i64 {
+        let open = self.open.lock();
+        let offsets = open.values().filter_map(|feed| feed.handle.offset_us());
+        offsets.max_by_key(|offset| offset.unsigned_abs()).unwrap_or_default()
+    }
+}
+
 async fn record_gauges(feeds: Weak<FeedsInner>) {
     let (open, doubtful) = (metrics::gauge!(names::FEEDS), metrics::gauge!(names::FEEDS_DOUBTFUL));
     let oldest = metrics::gauge!(names::BEACON_OLDEST);
+    let offset = metrics::gauge!(names::CLOCK_OFFSET);
     let mut ticks = tokio::time::interval(GAUGE_INTERVAL);
     loop {
         ticks.tick().await;
@@ -559,6 +579,7 @@ async fn record_gauges(feeds: Weak<FeedsInner>) {
         open.set(statuses.len() as f64);
         doubtful.set(statuses.iter().filter(|(_, s)| s.doubt.is_some()).count() as f64);
         let age = statuses.iter().map(|(_, s)| s.beacon_age).max().unwrap_or_default();
+        offset.set(feeds.furthest_offset_us() as f64 / 1e6);
         oldest.set(wall_now().0 as f64 / 1e6 - age.as_secs_f64());
     }
 }

@@ -21,6 +21,9 @@ use std::sync::Arc;
 use std::task::Poll;
 use std::time::Duration;
 
+/// Orders and effects that one turn of the feeds may leave to be done after its orders have left.
+pub(super) const OUTBOX_MAX: usize = 256;
+
 /// What was decided and is not done yet, in its order.
 #[derive(Default)]
 pub(super) struct Outbox {
@@ -50,11 +53,6 @@ struct Decided {
 }
 
 impl Outbox {
-    /// Nothing is left to do.
-    pub(super) fn is_empty(&self) -> bool {
-        self.todo.is_empty()
-    }
-
     /// How much is left to do.
     pub(super) fn len(&self) -> usize {
         self.todo.len()
@@ -96,9 +94,10 @@ impl AccountSession {
 
     /// Hands every order that waits to the broker, each under a permit of its own, together. What
     /// follows from that is for [`AccountSession::settle`]: rows and counters can wait.
-    pub(super) fn submit(&mut self, connection: &Connection) {
+    /// False if none waits.
+    pub(super) fn submit(&mut self, connection: &Connection) -> bool {
         if std::mem::take(&mut self.outbox.orders) == 0 {
-            return;
+            return false;
         }
         let (context, owner) = (&self.context, self.owner);
         let stamps = &context.stamps;
@@ -135,6 +134,7 @@ impl AccountSession {
             };
             self.outbox.todo.push_back(item);
         }
+        true
     }
 
     /// Does everything that is kept, in its order; what follows from an order comes before the next
@@ -192,15 +192,15 @@ impl AccountSession {
         }
         let Some(follower) = &mut self.follower else { return Vec::new() };
         let context = &self.context;
-        metrics::counter!(names::BROKER_CALLS_STARTED, "action" => request.action()).increment(1);
+        let action = request.action();
+        self.counters.started(action).increment(1);
         if let Some(grounds) = grounds {
             let Owner { account, token } = self.owner;
             context.notes.note(at.wall, || sent(account, token, key, attempt, grounds));
         }
         let effects = follower.submitted(key, attempt, at);
         if let Some(own_time) = follower.own_time(key) {
-            metrics::histogram!(names::OWN_TIME, "platform" => "paper", "action" => request.action())
-                .record(own_time.as_secs_f64());
+            self.counters.own_time(action).record(own_time.as_secs_f64());
         }
         let limit = context.config.broker_call_limit;
         connection.answers.push(Box::pin(async move {
@@ -276,10 +276,8 @@ impl AccountSession {
         self.context.writer.push(Row::Pair(row));
     }
 
-    pub(super) fn record(&self, record: Record) {
-        let outcome = record.outcome.as_str();
-        metrics::counter!(names::COPIES, "action" => record.action, "outcome" => outcome)
-            .increment(1);
+    pub(super) fn record(&mut self, record: Record) {
+        self.counters.copies(record.action, record.outcome.as_str()).increment(1);
         if let (crate::writer::EventOutcome::Skipped, Some(reason)) =
             (record.outcome, &record.reason)
             && let Some(reason) = reconcile::SkipReason::from_word(reason)

@@ -14,11 +14,13 @@
 //!
 //! Not covered: MT4's "close by" that leaves a rest without any link; that rest is a new trade.
 
+use crate::broker::SessionEvent;
+use crate::broker::view::AccountView;
 use reconcile::tag;
 use rust_decimal::Decimal;
 use schemas::{
-    Book, BrokerPending, BrokerPosition, ClosedTrade, FollowerTicket, Lots, Magic, MasterPending,
-    MasterPosition, MasterTicket, Micros, Side, Symbol, SymbolSpec,
+    Book, BrokerPending, BrokerPosition, Change, ClosedTrade, FollowerTicket, Lots, Magic,
+    MasterPending, MasterPosition, MasterTicket, Micros, Side, Symbol, SymbolSpec,
 };
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -184,19 +186,49 @@ impl Lead {
         book
     }
 
-    /// Numbers continue each other here, so that one change of the broker can be of several trades.
-    pub fn has_lineage(&self) -> bool {
-        !self.parts.parent.is_empty()
-    }
-
-    /// One trade as [`Lead::book`] has it; nothing if it goes on from another number, or any does.
-    pub fn trade_alone(
+    /// What an event of one trade changes in the book, where no other trade can change with it.
+    ///
+    /// Shape: the book as it was, which is brought up to date, the event, and the view that knows it
+    /// already; the changes out, as the difference of two whole books would have them.
+    /// Nothing where that cannot be told from this trade alone: where numbers continue each other, a
+    /// side turned, or the event is of another kind. The book is of no use then.
+    pub fn change_alone(
         &self,
-        position: &BrokerPosition,
-        symbols: &BTreeMap<Symbol, SymbolSpec>,
-    ) -> Option<MasterPosition> {
-        let is_alone = !self.has_lineage() && number_after(&position.comment, "from #").is_none();
-        is_alone.then(|| self.trade(position, symbols))
+        book: &mut Book,
+        event: &SessionEvent,
+        view: &AccountView,
+    ) -> Option<Vec<Change>> {
+        if !self.parts.parent.is_empty() {
+            return None;
+        }
+        match event {
+            SessionEvent::Position(position) => {
+                let is_rest = number_after(&position.comment, "from #").is_some();
+                let trade = (!is_rest).then(|| self.trade(position, &view.symbols))?;
+                let ticket = trade.ticket;
+                let old = book.positions.get(&ticket);
+                let has_turned = old.is_some_and(|old| old.side != trade.side);
+                if has_turned || book.pendings.contains_key(&ticket) {
+                    return None;
+                }
+                let alone = |trade| {
+                    let positions = BTreeMap::from([(ticket, trade)]);
+                    Book { positions, ..Book::default() }
+                };
+                let changes =
+                    old.cloned().map(alone).unwrap_or_default().diff(&alone(trade.clone()));
+                book.positions.insert(ticket, trade);
+                Some(changes)
+            }
+            SessionEvent::Closed { closed, reason }
+                if !view.positions.contains_key(&closed.ticket) =>
+            {
+                let position = book.positions.remove(&self.ticket_of(closed))?;
+                let (price, reason) = (Some(closed.close_price), *reason);
+                Some(vec![Change::PositionClosed { position, price, reason }])
+            }
+            _ => None,
+        }
     }
 
     fn trade(
@@ -251,7 +283,8 @@ fn logical(ticket: FollowerTicket) -> MasterTicket {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use schemas::Change;
+    use proptest::prelude::*;
+    use schemas::{AccountSnapshot, CloseReason};
 
     fn ticket(n: u64) -> FollowerTicket {
         FollowerTicket::new(n).unwrap()
@@ -387,5 +420,89 @@ mod tests {
         let book = book(&mut lead, &[copy, position(2, "1", "my own trade")]);
         let marks: Vec<bool> = book.positions.values().map(|p| p.is_copy).collect();
         assert_eq!(marks, [true, false]);
+    }
+
+    /// What a broker tells of one of four numbers: it opens or changes, ends, or ends in part, at MT4
+    /// with a new number for the rest.
+    fn told(view: &AccountView, kind: u8, number: u64, lots: u8, at: i64) -> SessionEvent {
+        let lots = format!("0.{}", 1 + lots % 9);
+        let known = view.positions.get(&ticket(number));
+        let closed = |left, comment: &str| ClosedTrade {
+            side: known.map_or(Side::Buy, |p| p.side),
+            opened_at: known.map_or(Micros(1), |p| p.opened_at),
+            ..closed(number, &lots, left, comment, at)
+        };
+        match (kind % 8, known) {
+            (0..=3, None) => {
+                let opened_at = Micros(at);
+                SessionEvent::Position(BrokerPosition { opened_at, ..position(number, &lots, "") })
+            }
+            (0 | 1, Some(known)) => {
+                let stop_loss = Some("1.0".parse().unwrap());
+                SessionEvent::Position(BrokerPosition { stop_loss, ..known.clone() })
+            }
+            (2, Some(known)) => SessionEvent::Position(BrokerPosition {
+                side: known.side.opposite(),
+                ..known.clone()
+            }),
+            (3..=5, Some(_)) => {
+                let reason = CloseReason::Client;
+                SessionEvent::Closed { closed: closed(None, ""), reason }
+            }
+            (6, Some(known)) => {
+                SessionEvent::Reduced { position: known.clone(), closed: closed(Some("0.1"), "") }
+            }
+            (_, Some(_)) => SessionEvent::Reduced {
+                position: position(number + 10, &lots, &format!("from #{number}")),
+                closed: closed(None, &format!("to #{}", number + 10)),
+            },
+            (_, None) => SessionEvent::PendingGone(ticket(number)),
+        }
+    }
+
+    proptest! {
+        #[test]
+        fn a_change_that_is_told_alone_is_the_difference_of_the_whole_books(
+            steps in proptest::collection::vec((0u8..8, 1u64..5, 0u8..9), 1..40)
+        ) {
+            let snapshot = AccountSnapshot {
+                account: schemas::AccountId::MIN,
+                revision: 0,
+                at: Micros(0),
+                positions: Vec::new(),
+                pendings: Vec::new(),
+                funds: None,
+            };
+            let mut view = AccountView::new(&snapshot, Vec::new());
+            let mut lead = Lead::default();
+            let mut whole = Book::default();
+            for (step, (kind, number, lots)) in steps.into_iter().enumerate() {
+                let event = told(&view, kind, number, lots, 100 + step as i64);
+                view.apply(&event);
+                if let SessionEvent::Reduced { closed, .. } | SessionEvent::Closed { closed, .. } =
+                    &event
+                {
+                    lead.learn(closed);
+                }
+                let mut alone = whole.clone();
+                let told = lead.change_alone(&mut alone, &event, &view);
+                let next = lead.book(&view.positions, &view.pendings, &view.symbols);
+                if let Some(told) = told {
+                    let mut wanted = whole.diff(&next);
+                    for change in &mut wanted {
+                        if let (
+                            Change::PositionClosed { price, reason, .. },
+                            SessionEvent::Closed { closed, reason: why },
+                        ) = (change, &event)
+                        {
+                            (*price, *reason) = (Some(closed.close_price), *why);
+                        }
+                    }
+                    prop_assert_eq!(&told, &wanted);
+                    prop_assert_eq!(&alone, &next);
+                }
+                whole = next;
+            }
+        }
     }
 }

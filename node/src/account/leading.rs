@@ -13,9 +13,7 @@ use crate::clock::NodeTime;
 use crate::directory::SessionAccount;
 use crate::follower::Follower;
 use bus::{Closing, Publisher, PublisherHandle, PublisherSettings, PublisherStatus, start_epoch};
-use schemas::{
-    AccountSnapshot, Book, Change, CloseReason, Epoch, Magic, MasterPosition, Micros, SymbolSpec,
-};
+use schemas::{AccountSnapshot, Book, CloseReason, Epoch, Magic, Micros, SymbolSpec};
 use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Duration;
@@ -226,13 +224,16 @@ impl Leading {
             self.publisher.set_funds(funds.clone());
             return 0;
         }
-        if let Some(change) = self.only_change(event, shared) {
-            // Before the first book there is nothing to change, and the book is made below.
-            if let Ok(queued) = self.publisher.publish(at, change) {
-                return queued;
-            }
-        }
         let Some(view) = self.view.as_ref().or(shared) else { return 0 };
+        // Unless it is put back, the next event makes the whole book.
+        if let Some(mut book) = self.book.take()
+            && let Some(changes) = self.lead.change_alone(&mut book, event, view)
+            // Before the first state there is nothing to change.
+            && let Ok(queued) = self.publisher.publish(at, changes)
+        {
+            self.book = Some(book);
+            return queued;
+        }
         let mut closings = BTreeMap::new();
         let ended = match event {
             SessionEvent::Closed { closed, reason } => Some((closed, *reason)),
@@ -250,47 +251,6 @@ impl Leading {
         let is_of_one = matches!(event, SessionEvent::Position(_) | SessionEvent::Closed { .. });
         self.book = is_of_one.then(|| book.clone());
         self.publisher.observe(at, book, &closings)
-    }
-
-    /// What an event of one trade changes in the published book, which is brought up to date;
-    /// nothing where that cannot be told from this trade alone.
-    fn only_change(
-        &mut self,
-        event: &SessionEvent,
-        shared: Option<&AccountView>,
-    ) -> Option<Vec<Change>> {
-        // Unless it is put back below, the next event makes the whole book.
-        let mut book = self.book.take()?;
-        let view = self.view.as_ref().or(shared)?;
-        let changes = match event {
-            SessionEvent::Position(position) => {
-                let trade = self.lead.trade_alone(position, &view.symbols)?;
-                let ticket = trade.ticket;
-                let old = book.positions.get(&ticket);
-                if book.pendings.contains_key(&ticket) || old.is_some_and(|o| o.side != trade.side)
-                {
-                    return None;
-                }
-                let alone = |trade: MasterPosition| Book {
-                    positions: BTreeMap::from([(ticket, trade)]),
-                    ..Book::default()
-                };
-                let before = old.cloned().map(alone).unwrap_or_default();
-                let changes = before.diff(&alone(trade.clone()));
-                book.positions.insert(ticket, trade);
-                changes
-            }
-            SessionEvent::Closed { closed, reason }
-                if !self.lead.has_lineage() && !view.positions.contains_key(&closed.ticket) =>
-            {
-                let position = book.positions.remove(&self.lead.ticket_of(closed))?;
-                let (price, reason) = (Some(closed.close_price), *reason);
-                vec![Change::PositionClosed { position, price, reason }]
-            }
-            _ => return None,
-        };
-        self.book = Some(book);
-        Some(changes)
     }
 }
 

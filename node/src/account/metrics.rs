@@ -1,7 +1,7 @@
 //! Metrics of accounts, followers and broker calls: one table, and the names for recording.
 
 use crate::metrics::Metric;
-use metrics::Unit;
+use metrics::{Counter, Histogram, Unit};
 
 /// Names of the metrics, for the places that record them.
 pub mod names {
@@ -97,3 +97,64 @@ pub const METRICS: &[Metric] = &[
     ),
     Metric::counter(names::TENURES_ENDED, &["how"], "Tenures that ended, by how."),
 ];
+
+/// Handles of what a session records at every order: looking a series up by its labels costs more
+/// than counting. Made at the first use of each, as a series that never counted is not exported.
+#[derive(Debug, Default)]
+pub(super) struct Counters {
+    started: Handles<Counter>,
+    finished: Handles<Counter>,
+    copies: Handles<Counter>,
+    own_time: Handles<Histogram>,
+}
+
+/// Handles by their labels; there are a handful.
+#[derive(Debug)]
+struct Handles<H>(Vec<([&'static str; 2], H)>);
+
+impl<H> Default for Handles<H> {
+    fn default() -> Self {
+        Handles(Vec::new())
+    }
+}
+
+impl<H> Handles<H> {
+    fn of(&mut self, labels: [&'static str; 2], make: impl FnOnce() -> H) -> &H {
+        let place = match self.0.iter().position(|(known, _)| *known == labels) {
+            Some(place) => place,
+            None => {
+                self.0.push((labels, make()));
+                self.0.len() - 1
+            }
+        };
+        &self.0[place].1
+    }
+}
+
+impl Counters {
+    pub(super) fn started(&mut self, action: &'static str) -> &Counter {
+        self.started
+            .of([action, ""], || metrics::counter!(names::BROKER_CALLS_STARTED, "action" => action))
+    }
+
+    pub(super) fn finished(&mut self, outcome: &'static str) -> &Counter {
+        self.finished.of(
+            [outcome, ""],
+            || metrics::counter!(names::BROKER_CALLS_FINISHED, "outcome" => outcome),
+        )
+    }
+
+    pub(super) fn copies(&mut self, action: &'static str, outcome: &'static str) -> &Counter {
+        self.copies.of(
+            [action, outcome],
+            || metrics::counter!(names::COPIES, "action" => action, "outcome" => outcome),
+        )
+    }
+
+    pub(super) fn own_time(&mut self, action: &'static str) -> &Histogram {
+        self.own_time.of(
+            [action, ""],
+            || metrics::histogram!(names::OWN_TIME, "platform" => "paper", "action" => action),
+        )
+    }
+}

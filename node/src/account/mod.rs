@@ -1,6 +1,7 @@
 //! One leased account: its session at the broker, its publishing, its copying.
 
 mod executing;
+mod following;
 pub mod lead;
 mod leading;
 pub mod link_changes;

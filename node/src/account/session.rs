@@ -17,7 +17,7 @@
 
 use super::executing::Outbox;
 use super::leading::Leading;
-use super::metrics::names;
+use super::metrics::{Counters, names};
 use super::reading::{Load, load};
 use super::rows::Owner;
 use crate::broker::paper::{
@@ -51,8 +51,6 @@ use tokio::task::JoinHandle;
 
 /// Messages of one master's feed that wait for a follower; past it the feed sends a snapshot.
 const FEED_MESSAGES_MAX: usize = 8_192;
-/// Orders and effects that one turn of the feeds may leave to be done after its orders have left.
-const OUTBOX_MAX: usize = 256;
 /// Events of a broker that are taken in one turn, before anything else is looked at.
 const EVENTS_PER_TURN: usize = 64;
 /// How often a session looks at the clock: settle times, retries, the end of its permission.
@@ -206,7 +204,7 @@ pub(super) struct AccountSession {
     pub(super) owner: Owner,
     control: Control,
     pub(super) follower: Option<Follower>,
-    feeds: Vec<(AccountId, mpsc::Receiver<FeedMessage>)>,
+    pub(super) feeds: Vec<(AccountId, mpsc::Receiver<FeedMessage>)>,
     /// When a feed that ended is attached to anew.
     attach_at: Option<NodeTime>,
     pub(super) stretch: Option<u64>,
@@ -232,8 +230,9 @@ pub(super) struct AccountSession {
     pub(super) trace: Option<Trace>,
     /// What was decided and is not done yet; empty while the session waits.
     pub(super) outbox: Outbox,
+    pub(super) counters: Counters,
     /// Symbols of masters whose quotes were looked up in this turn.
-    quoted: Vec<(AccountId, Symbol)>,
+    pub(super) quoted: Vec<(AccountId, Symbol)>,
 }
 
 /// What belongs to one connection to the broker.
@@ -281,6 +280,7 @@ impl AccountSession {
             listening_elsewhere: None,
             trace: None,
             outbox: Outbox::default(),
+            counters: Counters::default(),
             quoted: Vec::new(),
         }
     }
@@ -542,9 +542,9 @@ impl AccountSession {
 
     /// Works on one connection until something ends it.
     ///
-    /// The order of the arms: what ends the work and the clock first, as both come seldom; then
-    /// what the session told, before the answers that came after it; the feed, which can come in
-    /// floods, last.
+    /// The order of the arms: the feed, whose orders are what is waited for, and after a turn of it,
+    /// because it can come in floods, everything else once; then what ends the work and the clock, as
+    /// both come seldom; then what the session told, before the answers that came after it.
     async fn work(
         &mut self,
         connection: &mut Connection,
@@ -552,9 +552,18 @@ impl AccountSession {
     ) -> Interrupted {
         let mut tick = tokio::time::interval(TICK);
         tick.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
+        let mut has_fed = false;
         loop {
+            let others_first = std::mem::take(&mut has_fed);
             tokio::select! {
                 biased;
+                (master, message) = next_message(&mut self.feeds, others_first) => {
+                    has_fed = true;
+                    match message {
+                        Some(message) => self.follow_feeds(connection, master, message).await,
+                        None => self.on_feed_ended(connection, master),
+                    }
+                }
                 changed = self.control.wanted.changed() => {
                     let wanted = if changed.is_err() { Err(Wanted::Stop) } else { self.wanted() };
                     match wanted {
@@ -585,7 +594,7 @@ impl AccountSession {
                 }
                 Some((key, attempt, outcome)) = connection.answers.next() => {
                     self.note_answer(attempt, &outcome);
-                    metrics::counter!(names::BROKER_CALLS_FINISHED, "outcome" => outcome_word(&outcome)).increment(1);
+                    self.counters.finished(outcome_word(&outcome)).increment(1);
                     self.step(connection, Input::Answer { key, attempt, outcome });
                     if self.may_move() {
                         return Interrupted::Wanted(Wanted::Move);
@@ -599,10 +608,6 @@ impl AccountSession {
                     if self.take_over(connection, account, loaded).await {
                         return Interrupted::Again;
                     }
-                }
-                (master, message) = next_message(&mut self.feeds) => match message {
-                    Some(message) => self.follow_feeds(connection, master, message).await,
-                    None => self.on_feed_ended(connection, master),
                 }
             }
         }
@@ -698,106 +703,13 @@ impl AccountSession {
         }
     }
 
-    /// Takes in what the feeds told while no session was open, before the first read is made: closes
-    /// leave at once, and the plan sees the masters as they are now. A read is answered before the
-    /// queue is looked at again, so that it would open what the master has closed since.
-    fn catch_up(&mut self, connection: &mut Connection) {
-        for (master, message) in told_meanwhile(&mut self.feeds) {
-            self.take_up(connection, master, message);
-            self.settle(connection);
-        }
-    }
-
-    /// Takes up what the feeds say now, a bounded number of messages: their orders leave first, those
-    /// of the other followers of this node as well, and what follows from them comes after.
-    async fn follow_feeds(
-        &mut self,
-        connection: &mut Connection,
-        master: AccountId,
-        message: FeedMessage,
-    ) {
-        let mut next = Some((master, message));
-        while let Some((master, message)) = next {
-            self.take_up(connection, master, message);
-            next = ready_message(&mut self.feeds);
-            if next.is_none() || self.outbox.len() >= OUTBOX_MAX {
-                self.submit(connection);
-                if !self.outbox.is_empty() {
-                    tokio::task::yield_now().await;
-                }
-                next = match next {
-                    None if self.outbox.len() < OUTBOX_MAX => ready_message(&mut self.feeds),
-                    full => {
-                        self.settle(connection);
-                        full
-                    }
-                };
-            }
-        }
-        self.quoted.clear();
-        self.settle(connection);
-    }
-
-    /// Steps the follower with one message; its orders and effects are kept.
-    fn take_up(&mut self, connection: &mut Connection, master: AccountId, message: FeedMessage) {
-        if !matches!(message, FeedMessage::Event { .. }) {
-            // What it says of the whole book is judged by the pairs of all orders that left.
-            self.settle(connection);
-        }
-        self.trace = self.context.stamps.taken(master, &message);
-        let symbol = match &message {
-            FeedMessage::Event { event, .. } => Some(event.change.symbol()),
-            FeedMessage::Snapshot(..) | FeedMessage::Doubt(_) | FeedMessage::Funds(_) => None,
-        };
-        if let (Some(symbol), Some(follower)) = (symbol, &mut self.follower) {
-            let is_known = |(of, quoted): &(AccountId, Symbol)| *of == master && quoted == symbol;
-            if !self.quoted.iter().any(is_known) {
-                for symbol in follower.copied_symbols(master, symbol) {
-                    if let Some(quote) = connection.session.quote(&symbol) {
-                        follower.set_quote(quote);
-                    }
-                }
-                self.quoted.push((master, symbol.clone()));
-            }
-        }
-        let ticket = match &message {
-            FeedMessage::Event { event, .. } => Some(event.change.ticket()),
-            FeedMessage::Snapshot(..) | FeedMessage::Doubt(_) | FeedMessage::Funds(_) => None,
-        };
-        let says_state = !matches!(message, FeedMessage::Doubt(_) | FeedMessage::Funds(_));
-        let position = |session: &Self| session.follower.as_ref().and_then(|f| f.position(master));
-        let before = position(self);
-        let now = self.context.now();
-        let Some(follower) = &mut self.follower else { return };
-        let effects = follower.step(now, Input::Feed { master, message });
-        if let Some(trace) = &mut self.trace {
-            self.context.stamps.decided(trace);
-        }
-        // Before the orders that follow from it.
-        if let Some((epoch, seq)) = position(self)
-            && says_state
-            && (ticket.is_none() || before != Some((epoch, seq)))
-        {
-            self.note(|account, token| Note::Applied {
-                account,
-                token,
-                master,
-                epoch,
-                seq,
-                ticket,
-            });
-        }
-        self.put(effects);
-        self.trace = None;
-    }
-
     fn note_answer(&self, attempt: Attempt, outcome: &Outcome) {
         let outcome = outcome_word(outcome);
         self.note(|account, token| Note::Answered { account, token, attempt, outcome });
     }
 
     /// A feed's task is gone: unknown until it is opened anew, and nothing is taken for quiet.
-    fn on_feed_ended(&mut self, connection: &mut Connection, master: AccountId) {
+    pub(super) fn on_feed_ended(&mut self, connection: &mut Connection, master: AccountId) {
         tracing::error!(account = %self.owner.account, %master, "feed ended, attaching anew");
         self.feeds.retain(|(attached, _)| *attached != master);
         self.attach_at = Some(self.context.clock.now().plus(LOAD_RETRY));
@@ -1018,11 +930,17 @@ impl AccountSession {
 }
 
 /// The next message of any of the feeds, each in its turn, or nothing from one that has ended;
-/// waits for ever without feeds.
-async fn next_message(
+/// waits for ever without feeds. With `others_first` whatever else is ready in the same `select!` goes
+/// before it once.
+pub(super) async fn next_message(
     feeds: &mut [(AccountId, mpsc::Receiver<FeedMessage>)],
+    mut others_first: bool,
 ) -> (AccountId, Option<FeedMessage>) {
     std::future::poll_fn(|cx| {
+        if std::mem::take(&mut others_first) {
+            cx.waker().wake_by_ref();
+            return Poll::Pending;
+        }
         for place in 0..feeds.len() {
             let (master, receiver) = &mut feeds[place];
             if let Poll::Ready(message) = receiver.poll_recv(cx) {
@@ -1037,23 +955,9 @@ async fn next_message(
     .await
 }
 
-/// A message that is there now, of the feeds in their turn. That a feed has ended is left for
-/// [`next_message`] to tell.
-fn ready_message(
-    feeds: &mut [(AccountId, mpsc::Receiver<FeedMessage>)],
-) -> Option<(AccountId, FeedMessage)> {
-    let ready =
-        |(_, receiver): &mut (AccountId, mpsc::Receiver<FeedMessage>)| receiver.try_recv().ok();
-    let (place, message) =
-        feeds.iter_mut().enumerate().find_map(|(place, feed)| Some((place, ready(feed)?)))?;
-    let master = feeds[place].0;
-    feeds[place..].rotate_left(1);
-    Some((master, message))
-}
-
 /// What waits in the feeds now, in each feed's order; at most [`FEED_MESSAGES_MAX`] of each. That a
 /// feed has ended is left for [`next_message`] to tell.
-fn told_meanwhile(
+pub(super) fn told_meanwhile(
     feeds: &mut [(AccountId, mpsc::Receiver<FeedMessage>)],
 ) -> Vec<(AccountId, FeedMessage)> {
     let mut told = Vec::new();
@@ -1108,7 +1012,7 @@ mod tests {
         }
         let mut order = Vec::new();
         for _ in 0..7 {
-            order.push(next_message(&mut feeds).await.0.get());
+            order.push(next_message(&mut feeds, false).await.0.get());
         }
         assert_eq!(order, [1, 2, 1, 2, 1, 1, 1]);
     }
@@ -1139,7 +1043,25 @@ mod tests {
         let (gap, joining) = (DoubtReason::Gap, DoubtReason::Joining);
         assert_eq!(told, [(1, gap), (1, joining), (1, gap), (3, joining)]);
         assert!(told_meanwhile(&mut feeds).is_empty());
-        assert!(next_message(&mut feeds).await.1.is_none());
+        assert!(next_message(&mut feeds, false).await.1.is_none());
+    }
+
+    #[tokio::test]
+    async fn after_a_turn_of_the_feeds_others_that_are_ready_go_first_once() {
+        let (sender, receiver) = mpsc::channel(8);
+        let mut feeds = vec![(AccountId::MIN, receiver)];
+        sender.send(FeedMessage::Doubt(DoubtReason::Gap)).await.unwrap();
+        for others_first in [true, false] {
+            let fed = tokio::select! {
+                biased;
+                _ = next_message(&mut feeds, others_first) => true,
+                () = std::future::ready(()) => false,
+            };
+            assert_eq!(fed, !others_first);
+        }
+        sender.send(FeedMessage::Doubt(DoubtReason::Gap)).await.unwrap();
+        let alone = next_message(&mut feeds, true);
+        tokio::time::timeout(TICK * 100, alone).await.expect("nobody else was ready");
     }
 
     #[tokio::test]
@@ -1148,8 +1070,8 @@ mod tests {
         let mut feeds = vec![(AccountId::MIN, receiver)];
         sender.send(FeedMessage::Doubt(DoubtReason::Gap)).await.unwrap();
         drop(sender);
-        assert!(next_message(&mut feeds).await.1.is_some());
-        assert!(next_message(&mut feeds).await.1.is_none());
+        assert!(next_message(&mut feeds, false).await.1.is_some());
+        assert!(next_message(&mut feeds, false).await.1.is_none());
     }
 
     #[tokio::test]

@@ -168,3 +168,51 @@ fn settings_with_a_wrong_or_unknown_key_are_refused_by_name() {
     let settings = PaperSettings::from_json(account, &json!({"address": "a:1"})).unwrap();
     assert_eq!(settings.login, account);
 }
+
+#[tokio::test(flavor = "multi_thread")]
+async fn of_orders_that_leave_together_only_the_one_without_a_permit_stays() {
+    let broker = broker().await;
+    let (session, mut events, _) = broker.open(1).await.unwrap();
+    let void = || {
+        let gate = Gate::new();
+        let now = session.clock.now();
+        let term = LeaseTerm::confirmed(now, Duration::from_secs(60), Duration::from_secs(15));
+        let confirmed = Confirmed { token: Token::new(1).unwrap(), term: Some(term) };
+        let accounts = BTreeMap::from([(account(1), confirmed)]);
+        let number = CycleNumber::NONE.next();
+        gate.apply(&Confirmation { number, started: now, accounts }, now);
+        let permit = gate.permit(account(1), now, Duration::ZERO).unwrap();
+        gate.revoke_all(now, crate::gate::RevokeReason::Operator);
+        permit
+    };
+    let requests: Vec<OrderRequest> = ["a", "b", "c"]
+        .into_iter()
+        .map(|tag| match buy() {
+            OrderRequest::Open { symbol, side, lots, stop_loss, take_profit, magic, .. } => {
+                let comment = tag.to_owned();
+                OrderRequest::Open { symbol, side, lots, stop_loss, take_profit, magic, comment }
+            }
+            other => other,
+        })
+        .collect();
+    let permits = [permit(&session.clock), void(), permit(&session.clock)];
+    let orders = permits.into_iter().zip(&requests).zip(1..);
+    let orders =
+        orders.map(|((permit, request), attempt)| PermittedOrder { permit, request, attempt });
+    let mut answers = session.submit_all(orders.collect()).into_iter();
+    let mut next = async || {
+        let answer = answers.next().expect("an answer for each order");
+        tokio::time::timeout(LIMIT, answer).await.unwrap()
+    };
+    assert!(matches!(next().await, Outcome::Done(_)));
+    assert_eq!(next().await, Outcome::NotSent(NotSent::Gate));
+    assert!(matches!(next().await, Outcome::Done(_)));
+    let mut tags = Vec::new();
+    while tags.len() < 2 {
+        let event = tokio::time::timeout(LIMIT, events.next()).await.unwrap();
+        if let SessionEvent::Position(position) = event {
+            tags.push(position.comment);
+        }
+    }
+    assert_eq!(tags, ["a", "c"], "in their order");
+}

@@ -29,8 +29,6 @@ use tokio::runtime::{Builder, Runtime};
 use tokio::signal::unix::{SignalKind, signal};
 use tokio::sync::watch;
 
-/// Threads of the hot runtime: one for the bus, one for sessions (measured: more gain nothing).
-const HOT_THREADS: usize = 2;
 /// Connections for reading accounts, links and epochs.
 const DIRECTORY_CONNECTIONS_MAX: u32 = 4;
 /// How long the sessions may take to drain at the end.
@@ -71,7 +69,10 @@ pub fn run(args: NodeArgs) -> Result<(), CliError> {
     // Several nodes of one fleet may start at once; the migrator takes a lock.
     block_on(database::migrate(config.database_url.expose()))?
         .map_err(|error| CliError::missing("database", error))?;
-    let hot = runtime("lockstep-hot", HOT_THREADS)?;
+    let hot = runtime("lockstep-hot", config.hot_threads as usize)?;
+    for _ in 0..config.busy_poll {
+        hot.spawn(stay_awake());
+    }
     let slow = runtime("lockstep-slow", 1)?;
     let result = run_on(&hot, &slow, config, node, proven_dead);
     slow.shutdown_timeout(Duration::from_secs(1));
@@ -85,6 +86,14 @@ fn runtime(name: &str, threads: usize) -> Result<Runtime, CliError> {
         .thread_name(name)
         .enable_all()
         .build()?)
+}
+
+/// Keeps one thread of its runtime from sleeping: it looks for work again and again, and at the
+/// sockets whenever there is none.
+async fn stay_awake() {
+    loop {
+        tokio::task::yield_now().await;
+    }
 }
 
 /// Whose rows this process may take at once; it is known to those that come after it from now on.

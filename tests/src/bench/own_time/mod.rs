@@ -20,10 +20,12 @@ mod stages;
 
 use super::raw::{FOLLOWERS, Limit};
 use super::rounds::{Percentiles, REPEATS_MAX, ROUNDS, is_noisy};
+use lockstep::config::PREFIX;
 use scene::{BURST_EVERY, QUIET_EVERY, Scene, Stretch, step_back};
 use serde::Serialize;
 use stages::{Copy, Recorded, Stage};
 use std::collections::BTreeMap;
+use std::path::PathBuf;
 use std::process::ExitCode;
 use std::time::Duration;
 
@@ -45,6 +47,18 @@ pub struct OwnTimeArgs {
     /// Rounds of limit and system, each; fewer than 7 say little.
     #[arg(long, default_value_t = ROUNDS, value_parser = rounds_of)]
     rounds: usize,
+    /// A setting of the nodes, such as LOCKSTEP_BUSY_POLL=1; may be given several times.
+    #[arg(long = "set", value_name = "NAME=VALUE", value_parser = setting_of)]
+    settings: Vec<(String, String)>,
+    /// New folder in which the nodes' records are kept, a folder a layout.
+    #[arg(long, value_name = "FOLDER")]
+    records: Option<PathBuf>,
+}
+
+fn setting_of(text: &str) -> Result<(String, String), String> {
+    let parts = text.split_once('=').filter(|(name, _)| name.starts_with(PREFIX));
+    let (name, value) = parts.ok_or_else(|| format!("must be {PREFIX}NAME=VALUE, got {text:?}"))?;
+    Ok((name.to_owned(), value.to_owned()))
 }
 
 fn rounds_of(text: &str) -> Result<usize, String> {
@@ -141,7 +155,7 @@ pub fn run(args: &OwnTimeArgs, json: bool) -> ExitCode {
             "own-time: {layout:?}, {} rounds; the first round is thrown away ...",
             args.rounds
         );
-        match runtime.block_on(measure(*layout, args.rounds)) {
+        match runtime.block_on(measure(*layout, args)) {
             Ok(answers) => {
                 for (shape, answer) in answers {
                     let name = format!("{prefix}{}", shape.word());
@@ -164,10 +178,12 @@ pub fn run(args: &OwnTimeArgs, json: bool) -> ExitCode {
     ExitCode::SUCCESS
 }
 
-async fn measure(layout: Layout, rounds: usize) -> Result<Vec<(Shape, Answer)>, String> {
-    let folder = std::env::temp_dir().join(format!("lockstep-own-time-{}", std::process::id()));
+async fn measure(layout: Layout, args: &OwnTimeArgs) -> Result<Vec<(Shape, Answer)>, String> {
+    let rounds = args.rounds;
+    let own = std::env::temp_dir().join(format!("lockstep-own-time-{}", std::process::id()));
+    let folder = args.records.as_ref().unwrap_or(&own).join(layout.word());
     std::fs::create_dir_all(&folder).map_err(|e| format!("{}: {e}", folder.display()))?;
-    let mut scene = Scene::start(layout, &folder).await;
+    let mut scene = Scene::start(layout, &folder, &args.settings).await;
     let limit = Limit::start(&scene.nats(), layout == Layout::OneNode).await;
     step_back(&limit.sink);
     for shape in SHAPES {
@@ -193,8 +209,10 @@ async fn measure(layout: Layout, rounds: usize) -> Result<Vec<(Shape, Answer)>, 
     }
     drop(limit);
     let recorded = stages::read(&scene.end().await);
-    // Only this run's files are in it.
-    std::fs::remove_dir_all(&folder).map_err(|e| format!("{}: {e}", folder.display()))?;
+    if args.records.is_none() {
+        // Only this run's files are in it.
+        std::fs::remove_dir_all(&own).map_err(|e| format!("{}: {e}", own.display()))?;
+    }
     let answer = |(shape, turns, repeated): (Shape, Vec<Turn>, usize)| {
         answer(&turns, repeated, &recorded)
             .map(|answer| (shape, answer))

@@ -56,7 +56,11 @@ pub(super) struct Stretch {
 
 impl Scene {
     /// Starts everything and waits until all followers copy. The nodes' files go into `folder`.
-    pub(super) async fn start(layout: Layout, folder: &Path) -> Scene {
+    pub(super) async fn start(
+        layout: Layout,
+        folder: &Path,
+        settings: &[(String, String)],
+    ) -> Scene {
         let world = World::start(&format!("own-time-{}", layout.word())).await;
         step_back(world.paper());
         let answer = SettingsChange { answer_delay_ms: Some(ANSWER_MS), check_tokens: None };
@@ -76,14 +80,14 @@ impl Scene {
         match layout {
             Layout::OneNode => {
                 scene.add_followers().await;
-                scene.start_node("both", FOLLOWERS + 1, folder);
+                scene.start_node("both", FOLLOWERS + 1, folder, settings);
             }
             Layout::TwoNodes => {
                 // It is full before there is anything else to take.
-                scene.start_node("lead", 1, folder);
+                scene.start_node("lead", 1, folder, settings);
                 scene.world.until_session("leading", &[master]).await;
                 scene.add_followers().await;
-                scene.start_node("follow", FOLLOWERS, folder);
+                scene.start_node("follow", FOLLOWERS, folder, settings);
             }
         }
         scene.world.until_copying().await;
@@ -102,9 +106,16 @@ impl Scene {
         }
     }
 
-    fn start_node(&mut self, name: &str, capacity: usize, folder: &Path) {
+    fn start_node(
+        &mut self,
+        name: &str,
+        capacity: usize,
+        folder: &Path,
+        settings: &[(String, String)],
+    ) {
         let file = folder.join(format!("{name}.jsonl"));
         let spec = self.world.node(name).default_leases();
+        let spec = settings.iter().fold(spec, |spec, (name, value)| spec.setting(name, value));
         let node = spec
             .setting("LOCKSTEP_CAPACITY", capacity)
             .setting("LOCKSTEP_PARALLEL_ORDERS", PARALLEL_ORDERS)
