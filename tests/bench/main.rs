@@ -4,6 +4,7 @@
 //! Exit codes: 0 measured, 2 wrong usage, 3 the world could not be had, or is too noisy.
 
 use clap::{Parser, Subcommand};
+use lockstep_tests::bench::lease::{self, LeaseArgs};
 use lockstep_tests::bench::own_time::{self, OwnTimeArgs};
 use lockstep_tests::bench::raw::{self, RawArgs};
 use std::net::SocketAddr;
@@ -24,12 +25,8 @@ struct Args {
 enum What {
     /// From the master's callback to the instruction before the order call.
     OwnTime(OwnTimeArgs),
-    /// A broker whose calls hold a thread.
-    Blocking,
-    /// How it grows with the followers of one node.
-    Scale,
-    /// What a lease cycle costs.
-    Lease,
+    /// What a lease cycle costs, and what it grows with.
+    Lease(LeaseArgs),
     /// A process of the limit, started by `own-time`.
     #[command(hide = true)]
     Raw(RawArgs),
@@ -43,12 +40,10 @@ enum What {
 }
 
 fn main() -> ExitCode {
-    let args = Args::parse();
-    match args.what {
-        What::OwnTime(own_time) => own_time::run(&own_time, args.json),
-        What::Blocking => unmeasured("blocking"),
-        What::Scale => unmeasured("scale"),
-        What::Lease => unmeasured("lease"),
+    let Args { what, json } = Args::parse();
+    match what {
+        What::OwnTime(args) => own_time::run(&args, json),
+        What::Lease(args) => lease::run(&args, json),
         What::Raw(raw) => {
             raw::run(raw);
             ExitCode::SUCCESS
@@ -58,10 +53,4 @@ fn main() -> ExitCode {
             ExitCode::SUCCESS
         }
     }
-}
-
-#[allow(clippy::print_stderr, reason = "the verb's answer")]
-fn unmeasured(what: &str) -> ExitCode {
-    eprintln!("bench {what}: there is no such measurement yet");
-    ExitCode::from(2)
 }

@@ -477,7 +477,7 @@ fn fence_batch(w: &mut World, who: Who, sent: u64, node_id: NodeId, batch: Batch
     let mut owners = BTreeMap::new();
     for id in &accounts {
         let Some((owner, token)) = w.db.owner(*id) else { continue };
-        let Ok(owner) = NodeId::new(owner.to_owned()) else { continue };
+        let Ok(owner) = NodeId::new(owner) else { continue };
         if batch.kind() != RowKind::Event && live_write_locks_the_account_row() {
             w.db.locks.shared.insert((*id, transaction));
         }

@@ -57,7 +57,9 @@ pub const LET_GO: &str = ".gone";
 /// The channel on which the database announces free accounts.
 pub const CHANNEL: &str = "lockstep_accounts";
 
-pub use cycle::{Holdings, LeaseStep, LeaseTiming, Tenure, TenureKey, diff};
+pub use cycle::{
+    ClaimRequest, CycleRequest, Holdings, LeaseStep, LeaseTiming, Tenure, TenureKey, diff,
+};
 pub use store::{LeaseError, OwnershipStore, PostgresOwnership};
 pub use task::{LeaseHandle, LeaseSettings, LeaseState, start, watch_for_freezes};
 pub use term::{CycleNumber, LeaseTerm};

@@ -6,8 +6,9 @@
 //!
 //! - [`rounds`]: percentiles, rounds, medians, ratios.
 //! - [`raw`]: the limit of bus and scheduler; [`relay`]: lets a master's burst go.
-//! - [`own_time`]: `./run bench own-time`.
+//! - [`own_time`]: `./run bench own-time`; [`lease`]: `./run bench lease`.
 
+pub mod lease;
 pub mod own_time;
 pub mod raw;
 pub mod relay;
