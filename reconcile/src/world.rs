@@ -276,7 +276,7 @@ impl<'a> World<'a> {
             let rest: Vec<_> = self.untagged().filter(fits).map(|i| i.copy.ticket).collect();
             matches.push((pair.master_ticket, rest));
         }
-        let ambiguous = self.take_unique(matches, FoundBy::Shape);
+        let ambiguous = self.take_unique(matches, &[], FoundBy::Shape);
         self.ambiguous.extend(ambiguous);
     }
 
@@ -325,6 +325,7 @@ impl<'a> World<'a> {
     /// what is left unexplained (H56). Only a match that is the only one on both sides counts.
     fn take_by_unique_match(&mut self) {
         let mut matches = Vec::new();
+        let mut rivals = Vec::new();
         for ticket in self.tickets() {
             if !self.copies(ticket).is_empty() {
                 continue;
@@ -335,28 +336,31 @@ impl<'a> World<'a> {
                 continue;
             }
             let Some(shape) = self.shape_of(ticket) else { continue };
-            let same: Vec<_> = self
-                .untagged()
-                .filter(|item| shape.may_be(item) && shape.matches(item))
-                .map(|item| item.copy.ticket)
-                .collect();
+            let mut same = Vec::new();
+            for item in self.untagged().filter(|item| shape.may_be(item)) {
+                if shape.matches(item) {
+                    same.push(item.copy.ticket);
+                } else if shape.may_be_late(item) {
+                    rivals.push(item.copy.ticket);
+                }
+            }
             matches.push((ticket, same));
         }
         // What is not unique is seen again by `may_have_stray`.
-        let _ambiguous = self.take_unique(matches, FoundBy::UniqueMatch);
+        let _ambiguous = self.take_unique(matches, &rivals, FoundBy::UniqueMatch);
     }
 
     /// Assigns the matches that are unique on both sides; gives back the tickets of the others.
+    /// What is among the rivals is wanted by one more, each time.
     fn take_unique(
         &mut self,
         matches: Vec<(MasterTicket, Vec<FollowerTicket>)>,
+        rivals: &[FollowerTicket],
         found_by: FoundBy,
     ) -> Vec<MasterTicket> {
         let mut claims: BTreeMap<FollowerTicket, usize> = BTreeMap::new();
-        for (_, candidates) in &matches {
-            for candidate in candidates {
-                *claims.entry(*candidate).or_default() += 1;
-            }
+        for candidate in matches.iter().flat_map(|(_, candidates)| candidates).chain(rivals) {
+            *claims.entry(*candidate).or_default() += 1;
         }
         let mut ambiguous = Vec::new();
         for (ticket, candidates) in matches {
@@ -403,8 +407,7 @@ impl<'a> World<'a> {
                 kind: None,
                 since: earlier(sent_at),
                 in_flight: Some((pair.is_pending, until)),
-                // One that is carried out late is filled at the price of that time.
-                price: None,
+                price: wanted.and_then(|view| self.price_range(view)),
                 lots: [pair.lots_at_open, None],
             });
         }
@@ -613,19 +616,31 @@ impl Shape<'_> {
             && item.copy.opened_at >= self.since
     }
 
-    /// Kind, price and volume are those of the copy. Of an order in flight the time stands for the
-    /// price: its copy appeared between its sending and its longest delivery.
+    /// Kind, price and volume are those of the copy. Where the master's trade is gone, and its
+    /// price with it, the time stands for the price.
     fn matches(&self, item: &Item<'_>) -> bool {
+        match self.price {
+            Some((price, near)) => {
+                self.is_alike(item) && !prices_differ(price, item.copy.price, near)
+            }
+            None => self.may_be_late(item),
+        }
+    }
+
+    /// It appeared between the sending of an order in flight and its longest delivery: one that is
+    /// carried out late is filled at the price of that time.
+    fn may_be_late(&self, item: &Item<'_>) -> bool {
+        self.is_alike(item) && self.in_flight.is_some_and(|(_, until)| item.copy.opened_at <= until)
+    }
+
+    /// Kind and volume are those of the copy.
+    fn is_alike(&self, item: &Item<'_>) -> bool {
         let was_pending = self.in_flight.is_some_and(|(is_pending, _)| is_pending);
         let is_kind = match self.kind {
             Some(kind) => item.copy.pending == Some(kind),
             None => item.copy.pending.is_none() || was_pending,
         };
-        let is_near = match self.price {
-            Some((price, near)) => !prices_differ(price, item.copy.price, near),
-            None => self.in_flight.is_some_and(|(_, until)| item.copy.opened_at <= until),
-        };
-        is_kind && is_near && self.lots.contains(&Some(item.copy.lots))
+        is_kind && self.lots.contains(&Some(item.copy.lots))
     }
 }
 
