@@ -353,8 +353,9 @@ async fn live_rows(world: &World) -> Done<LiveRows> {
 }
 
 /// Open copies of which neither the broker nor a row says whose they are: the rest of a partial close
-/// got a new number without the tag, and the node died before it had written the row. They are only
-/// reported, and what may be their master's trade is not opened again.
+/// got a new number without the tag, and the row that was stored before went with a server whose
+/// replica lacked it, and the node with it. They are only reported, and what may be their master's
+/// trade is not opened again.
 fn strangers(books: &Books, live: &LiveRows) -> BTreeSet<(i64, i64)> {
     let lost = books.renumbered.iter().filter(|key| books.open.contains_key(key));
     lost.filter(|key| !live.contains_key(key)).copied().collect()

@@ -1,6 +1,7 @@
 //! S1, S2, S4 to S8, from the broker's ledger and what the masters did.
 
 use super::{Evidence, Finding, LATE_SEND, Law, Report};
+use crate::chaos::audit::{AuditFact, AuditRow};
 use crate::chaos::books::late_copies;
 use crate::chaos::timing;
 use paper::ledger::{Fact, LedgerRow, RequestFact, TradeEventKind, TradeFact};
@@ -29,11 +30,18 @@ struct Walk<'a> {
     /// Highest token of an account, and who holds each token.
     highest: BTreeMap<AccountId, Token>,
     holders: BTreeMap<(AccountId, Token), &'a str>,
+    /// Claims that a promotion took back: their tokens are given again.
+    taken_back: BTreeSet<Claim<'a>>,
+    /// Those of them whose account somebody else has sent for since.
+    over: BTreeSet<Claim<'a>>,
     /// What a ticket copies.
     copies: BTreeMap<(AccountId, FollowerTicket), Copy>,
     made: BTreeMap<Copy, Vec<Made<'a>>>,
     late: BTreeSet<Copy>,
 }
+
+/// An account, a token of it, and to whom it was given.
+type Claim<'a> = (AccountId, Token, &'a str);
 
 #[derive(Debug)]
 struct Made<'a> {
@@ -46,7 +54,8 @@ struct Made<'a> {
 }
 
 pub(super) fn check(evidence: &Evidence, report: &mut Report) {
-    let mut walk = Walk { late: late_copies(evidence.ledger.rows()), ..Walk::default() };
+    let late = late_copies(evidence.ledger.rows());
+    let mut walk = Walk { late, taken_back: taken_back(&evidence.audits), ..Walk::default() };
     let mut arrivals: Vec<_> = evidence.ledger.orders().collect();
     arrivals.sort_by_key(|(_, request, _)| request.arrival);
     for (row, request, meta) in arrivals {
@@ -68,6 +77,24 @@ pub(super) fn check(evidence: &Evidence, report: &mut Report) {
     }
     report.margin_min_us = evidence.ledger.deadline_margin_min_us();
     walk.extras(evidence, report);
+}
+
+/// The claims that a primary committed and the next one lacks. Nobody renews them, so they end by
+/// their owners' clocks; the next claim may carry the same token, or a lower one.
+fn taken_back(audits: &[Vec<AuditRow>]) -> BTreeSet<Claim<'_>> {
+    let mut lost = BTreeSet::new();
+    for primaries in audits.windows(2) {
+        let kept: BTreeSet<Claim<'_>> = primaries[1].iter().filter_map(claim_of).collect();
+        lost.extend(primaries[0].iter().filter_map(claim_of).filter(|claim| !kept.contains(claim)));
+    }
+    lost
+}
+
+fn claim_of(row: &AuditRow) -> Option<Claim<'_>> {
+    let AuditFact::Lease { account, before, after, .. } = &row.fact else { return None };
+    let account = AccountId::from_i64(*account).ok()?;
+    let token = Token::from_i64(after.token).ok()?;
+    (after.token > before.token).then_some((account, token, after.node.as_deref()?))
 }
 
 /// When the broker read it from its socket. A row is written when an order is carried out, which
@@ -97,7 +124,23 @@ impl<'a> Walk<'a> {
         let account = request.account;
         let node = meta.node.as_str();
         let find = |law, what| Finding { law, at, account: Some(account), copy: None, what };
+        if self.over.contains(&(account, meta.token, node)) && !evidence.excuses(node, at) {
+            let what = format!(
+                "{node} sent under token {}, which a promotion took back, after the next owner",
+                meta.token
+            );
+            report.findings.push(find(Law::S1, what));
+        }
         let highest = self.highest.entry(account).or_insert(meta.token);
+        let held = self.holders.get(&(account, *highest)).map(|by| (account, *highest, *by));
+        let is_given_again = held.is_some_and(|claim| {
+            claim.2 != node && meta.token <= claim.1 && self.taken_back.contains(&claim)
+        });
+        if let Some(claim) = held.filter(|_| is_given_again) {
+            self.over.insert(claim);
+            self.holders.insert((account, meta.token), node);
+            *highest = meta.token;
+        }
         if meta.token < *highest && !evidence.excuses(node, at) {
             let what = format!("{node} sent under token {} after token {highest}", meta.token);
             report.findings.push(find(Law::S1, what));
