@@ -179,11 +179,7 @@ pub const SETTINGS: &[Setting] = &[
         Some("16"),
         "orders of different tickets in flight at once for one follower",
     ),
-    setting(
-        HOT_THREADS,
-        Some("2"),
-        "threads for bus and sessions; measured on two cores, where more gain nothing",
-    ),
+    setting(HOT_THREADS, Some("2"), "threads for bus and sessions"),
     setting(
         BUSY_POLL,
         Some("0"),
