@@ -365,8 +365,9 @@ impl Player {
                 }
             }
             (64..78, Some((ticket, _))) => {
-                let (below, above) = (self.rng.u32(0..1_000), self.rng.u32(0..1_000));
-                let (below, above) = (format!("1.05{below:03}"), format!("1.15{above:03}"));
+                // Ten points apart: a stop within a point of the wanted one is left as it is.
+                let (below, above) = (self.rng.u32(0..100), self.rng.u32(0..100));
+                let (below, above) = (format!("1.05{below:02}0"), format!("1.15{above:02}0"));
                 self.hand.modifies(ticket, &below, &above).await?;
             }
             (95.., _) if may_close => {
