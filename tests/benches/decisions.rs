@@ -3,6 +3,8 @@
 //! Times and allocations; the time of a plan must grow with its pairs and no faster. What a copy costs
 //! with servers and sockets is measured by `./run bench own-time`.
 
+#![allow(clippy::unwrap_used, reason = "values that are written here are right, or the bench ends")]
+
 use bus::GapDetector;
 use divan::{AllocProfiler, Bencher, black_box};
 use reconcile::{
