@@ -101,6 +101,7 @@ async fn a_wrong_value_gives_exit_code_two_and_names_field_and_value() {
         ([account(&["bad name"]), at.to_vec()].concat(), "name", "bad name"),
         ([account(&[""]), at.to_vec()].concat(), "name", "\"\""),
         ([account(&["one"]), at.to_vec()].concat(), "name", "one"),
+        ([account(&["77"]), at.to_vec()].concat(), "name", "77"),
         (account(&["x", "--platform", "Paper!"]), "platform", "Paper!"),
         (account(&["x", "--platform", "mt5"]), "platform", "mt5"),
         (account(&["x"]), "address", "paper"),

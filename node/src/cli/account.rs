@@ -134,6 +134,12 @@ pub fn run(args: AccountArgs) -> Result<(), CliError> {
                         "a paper account needs --address HOST:PORT".into(),
                     ));
                 }
+                if !name.is_empty() && name.bytes().all(|byte| byte.is_ascii_digit()) {
+                    return Err(CliError::Usage(format!(
+                        "name {name:?}: must not be digits alone, it would be taken for the number \
+                         of an account"
+                    )));
+                }
                 let mut connection = serde_json::Map::new();
                 if let Some(address) = address {
                     connection.insert("address".into(), address.into());

@@ -77,6 +77,8 @@ struct Report {
     own_time_us: OwnTime,
     orders: u64,
     elapsed_s: f64,
+    /// Somebody ended the one pass that was asked for.
+    stopped_early: bool,
 }
 
 /// From the master's callback to the order call, in microseconds, of orders that an event caused.
@@ -122,6 +124,9 @@ fn finish(args: &DemoArgs, report: Report) -> Result<(), CliError> {
         println!("{text}");
     } else {
         println!("{}", live::verdict_text(&report.verdict, report.takeovers, report.takeover_s));
+    }
+    if report.verdict.is_clean() && report.stopped_early {
+        return Err(CliError::No("stopped before the history was played to its end".into()));
     }
     if report.verdict.is_clean() {
         return Ok(());
@@ -216,7 +221,7 @@ impl<'a> Demo<'a> {
 
     async fn run(mut self, stop: &mut Stop) -> Result<Report, CliError> {
         let mut pass = 0;
-        loop {
+        let stopped_early = loop {
             live::say(&format!(
                 "the master plays {} at speed {:.0}: {} steps",
                 world::source_name(&self.args.history),
@@ -225,14 +230,14 @@ impl<'a> Demo<'a> {
             ));
             let stopped = self.pass(pass, stop).await?;
             if stopped || self.args.once {
-                break;
+                break stopped && self.args.once;
             }
             pass += 1;
             self.restart_killed(pass)?;
-        }
+        };
         live::say("waiting until the followers are at rest");
         self.rest().await?;
-        let report = self.report().await?;
+        let report = Report { stopped_early, ..self.report().await? };
         live::say("ending nodes and servers");
         self.publisher.close(Duration::from_secs(1)).await;
         self.world.stop().await;
@@ -427,6 +432,7 @@ impl<'a> Demo<'a> {
             own_time_us: self.own_time().await?,
             orders: ledger.orders().count() as u64,
             elapsed_s: self.started.elapsed().as_secs_f64(),
+            stopped_early: false,
         })
     }
 
