@@ -4,6 +4,7 @@
 
 pub mod account;
 pub mod broker;
+pub mod causes;
 pub mod cli;
 pub mod clock;
 pub mod config;

@@ -164,6 +164,13 @@ pub struct Limits {
     pub absent_max_percent: usize,
 }
 
+impl Limits {
+    /// So long an order may be on its way before it is carried out, by clocks that differ.
+    pub fn longest_delivery(&self) -> Duration {
+        self.delivery_max + self.clock_skew
+    }
+}
+
 impl Default for Limits {
     fn default() -> Self {
         Self {

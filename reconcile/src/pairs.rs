@@ -128,7 +128,7 @@ fn plan_unanswered(
     let Some(sent_at) = pair.sent_at else { return decided.wait(WaitReason::AnswerDue) };
     let limits = world.parts.limits;
     let age = world.parts.follower.at.since(sent_at);
-    if age <= limits.delivery_max + limits.clock_skew {
+    if age <= limits.longest_delivery() {
         return decided.wait(WaitReason::AnswerDue);
     }
     if !world.history_reaches(sent_at) {

@@ -399,7 +399,7 @@ impl<'a> World<'a> {
             }
             let sent_at = pair.sent_at?;
             let limits = &self.parts.limits;
-            let until = sent_at.plus(limits.delivery_max + limits.clock_skew);
+            let until = sent_at.plus(limits.longest_delivery());
             return Some(Shape {
                 tag,
                 symbol: &pair.symbol,

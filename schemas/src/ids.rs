@@ -3,7 +3,7 @@
 //! Invariant: every id fits a signed 64-bit column and is not zero where zero
 //! has a meaning of its own at some broker (ticket 0 closes somebody else's order).
 
-use serde::de::{self, Visitor};
+use crate::text::from_text;
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
 use std::fmt;
 use std::sync::Arc;
@@ -234,17 +234,7 @@ macro_rules! text_id {
 
         impl<'de> Deserialize<'de> for $name {
             fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-                struct Text;
-                impl Visitor<'_> for Text {
-                    type Value = $name;
-                    fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-                        f.write_str("a string")
-                    }
-                    fn visit_str<E: de::Error>(self, text: &str) -> Result<$name, E> {
-                        $name::new(text).map_err(E::custom)
-                    }
-                }
-                deserializer.deserialize_str(Text)
+                from_text(deserializer, "a string")
             }
         }
 

@@ -20,6 +20,7 @@ pub mod position;
 pub mod quantity;
 pub mod snapshot;
 pub mod subject;
+mod text;
 
 pub use book::{Book, Digest};
 pub use codec::DecodeError;

@@ -6,8 +6,8 @@
 //! 3. Two equal values have one canonical text (no trailing zeros), so digests agree.
 
 use crate::ids::shorten;
+use crate::text::from_text;
 use rust_decimal::Decimal;
-use serde::de::{self, Visitor};
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
 use std::fmt;
 use std::str::FromStr;
@@ -105,17 +105,7 @@ macro_rules! quantity {
 
         impl<'de> Deserialize<'de> for $name {
             fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-                struct Text;
-                impl Visitor<'_> for Text {
-                    type Value = $name;
-                    fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-                        f.write_str(concat!($kind, " as decimal text"))
-                    }
-                    fn visit_str<E: de::Error>(self, text: &str) -> Result<$name, E> {
-                        text.parse().map_err(E::custom)
-                    }
-                }
-                deserializer.deserialize_str(Text)
+                from_text(deserializer, concat!($kind, " as decimal text"))
             }
         }
     };

@@ -110,24 +110,10 @@ pub fn main() -> ExitCode {
     match done {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {
-            eprintln!("lockstep: {}", with_causes(&error));
+            eprintln!("lockstep: {}", crate::causes::with_causes(&error));
             error.exit_code()
         }
     }
-}
-
-/// An error with everything that led to it, without saying anything twice.
-fn with_causes(error: &CliError) -> String {
-    let mut text = error.to_string();
-    let mut cause = std::error::Error::source(error);
-    while let Some(deeper) = cause {
-        let words = deeper.to_string();
-        if !text.contains(&words) {
-            text = format!("{text}: {words}");
-        }
-        cause = deeper.source();
-    }
-    text
 }
 
 /// A small runtime for verbs that ask one question and end.

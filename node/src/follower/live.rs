@@ -502,7 +502,8 @@ impl Follower {
         self.record(now, key, &order, EventOutcome::Unknown, Some(reason), effects);
         self.unresolved.insert(key, order);
         self.look_again(key, now.node, Reason::Unresolved);
-        let old_enough = now.node.plus(self.longest_delivery()).plus(UNRESOLVED_LOOK);
+        let old_enough =
+            now.node.plus(self.settings.limits.longest_delivery()).plus(UNRESOLVED_LOOK);
         self.last_looks.insert((old_enough, key.link));
     }
 
@@ -538,11 +539,6 @@ impl Follower {
         if self.renumbers && !was_named {
             self.unstored.insert(key, None);
         }
-    }
-
-    /// So long an order may be on its way before it is carried out, by clocks that differ.
-    pub(super) fn longest_delivery(&self) -> Duration {
-        self.settings.limits.delivery_max + self.settings.limits.clock_skew
     }
 
     /// Puts the pair back to what it was before an order that changed nothing; gives back what

@@ -214,8 +214,9 @@ impl Follower {
     fn repeats_reduction(&self, now: Now, key: TicketKey, action: &CopyAction) -> bool {
         let Some(order) = self.unresolved.get(&key) else { return false };
         let CopyStep::ReduceCopy { target: left, .. } = &order.step else { return false };
-        let is_young =
-            order.submitted.is_some_and(|at| now.node.since(at.node) <= self.longest_delivery());
+        let is_young = order
+            .submitted
+            .is_some_and(|at| now.node.since(at.node) <= self.settings.limits.longest_delivery());
         is_young
             && action.steps.iter().any(|step| match step {
                 // More than it leaves is still there, whatever else was closed of it.

@@ -22,6 +22,7 @@ use super::cycle::{CycleReply, Holdings, LeaseTiming, Outcome, Tenure, TenureKey
 use super::share::Fleet;
 use super::store::{LeaseError, OwnershipStore};
 use super::term::CycleNumber;
+use crate::causes::with_causes;
 use crate::clock::{NodeClock, NodeTime, Ticker};
 use crate::database;
 use crate::gate::{Gate, RevokeReason};
@@ -537,15 +538,4 @@ async fn listen(
         }
         tokio::time::sleep(LISTEN_RETRY).await;
     }
-}
-
-/// An error with what lies beneath it, in one line.
-fn with_causes(error: &dyn std::error::Error) -> String {
-    let mut text = error.to_string();
-    let mut cause = error.source();
-    while let Some(beneath) = cause {
-        text = format!("{text}: {beneath}");
-        cause = beneath.source();
-    }
-    text
 }

@@ -16,6 +16,7 @@
 
 use super::rounds::Percentiles;
 use futures_util::future::try_join_all;
+use lockstep::causes::with_causes;
 use lockstep::database;
 use lockstep::lease::{
     ClaimRequest, CycleNumber, CycleRequest, OwnershipStore, PostgresOwnership, TenureKey,
@@ -151,15 +152,8 @@ struct MeasuredNode {
     request: CycleRequest,
 }
 
-/// An error with everything that caused it.
 fn text(error: impl std::error::Error) -> String {
-    let mut text = error.to_string();
-    let mut source = error.source();
-    while let Some(cause) = source {
-        text = format!("{text}: {cause}");
-        source = cause.source();
-    }
-    text
+    with_causes(&error)
 }
 
 #[allow(clippy::print_stderr, reason = "progress")]
