@@ -1,21 +1,26 @@
-//! Time as a node counts it: the fastest of three clocks, and a detector for having been frozen.
+//! Time as a node counts it: the most and the least that can have passed, and a detector for having
+//! been frozen.
 //!
 //! Decides: how much time has passed on this node, and whether the process stood still.
 //! In: `CLOCK_MONOTONIC`, `CLOCK_BOOTTIME` and the wall clock, behind the seam [`Clock`].
-//! Out: [`NodeTime`], one number that only grows; [`Freeze`], from a ticker thread.
+//! Out: [`NodeTime`], which only grows; [`Freeze`], from a ticker thread.
 //!
 //! The monotonic clock stops while a machine is suspended, and no clock but the wall clock moves
 //! while a hypervisor holds a guest still (H6). Whoever trusts a lease by one of them trusts it
-//! too long, so elapsed time is the largest of the three.
+//! too long, so elapsed time is the largest of the three. A wait that must not end too early (for
+//! what another node may still do) is the other way round: a wall clock that somebody sets forward
+//! ends it at once, so such a wait counts by the boot clock alone ([`NodeTime::surely_since`]).
 //!
 //! Invariants:
 //! 1. Elapsed time is never less than what any of the three clocks says, except that a wall clock
 //!    set back is ignored.
 //! 2. [`NodeTime`] never goes back, on any thread.
 //! 3. A gap of more than [`FREEZE_GAP`] between two ticks is reported once, with its length.
+//! 4. What has surely passed is never more than true time, whatever is done to the wall clock.
 //!
 //! A wall clock set forward makes node time jump: leases end early and a reconcile follows. That
-//! is the price, and a safe one.
+//! is the price, and a safe one. A guest that its hypervisor held waits longer where it must not
+//! wait too little.
 //!
 //! Not covered: a pause shorter than [`FREEZE_GAP`] between the last check and the socket write;
 //! a pause that no clock shows, because the wall clock is set right again only later.
@@ -55,6 +60,11 @@ impl Reading {
         let boottime = self.boottime.saturating_sub(earlier.boottime);
         let wall = self.wall.saturating_sub(earlier.wall);
         monotonic.max(boottime).max(wall)
+    }
+
+    /// Time that has passed since `earlier` for certain: by the clock that nobody sets.
+    pub fn surely_since(&self, earlier: &Reading) -> Duration {
+        self.boottime.saturating_sub(earlier.boottime)
     }
 }
 
@@ -151,7 +161,8 @@ impl ManualClock {
         reading.wall += by;
     }
 
-    /// A hypervisor holds the guest: only the wall clock shows it afterwards.
+    /// A hypervisor holds the guest: only the wall clock shows it afterwards. Somebody who sets the
+    /// wall clock forward leaves the same trace.
     pub fn hold_guest(&self, by: Duration) {
         self.reading.lock().wall += by;
     }
@@ -170,20 +181,26 @@ impl Clock for ManualClock {
 }
 
 /// An instant on this node: time passed since the process started. Never leaves the process.
+///
+/// Instants are compared by the fastest clock, which is right for everything that must not happen
+/// too late. What must not happen too early asks [`NodeTime::is_surely_at`].
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Default)]
 pub struct NodeTime {
+    /// By the fastest of the three clocks.
     since_start_ns: u64,
+    /// By the boot clock.
+    surely_ns: u64,
 }
 
 impl NodeTime {
     /// The start of the process.
-    pub const START: NodeTime = NodeTime { since_start_ns: 0 };
+    pub const START: NodeTime = NodeTime { since_start_ns: 0, surely_ns: 0 };
     /// Later than every instant that will be reached.
-    pub const NEVER: NodeTime = NodeTime { since_start_ns: u64::MAX };
+    pub const NEVER: NodeTime = NodeTime { since_start_ns: u64::MAX, surely_ns: u64::MAX };
 
-    /// The instant this long after the start.
+    /// The instant this long after the start, if no clock was set and nothing was held.
     pub fn after_start(passed: Duration) -> Self {
-        Self { since_start_ns: nanoseconds(passed) }
+        Self::START.plus(passed)
     }
 
     /// Time since the start.
@@ -196,6 +213,17 @@ impl NodeTime {
         Duration::from_nanos(self.since_start_ns.saturating_sub(earlier.since_start_ns))
     }
 
+    /// The part of [`NodeTime::since`] that has passed for certain: all of it, unless the wall
+    /// clock was set forward or a hypervisor held the guest.
+    pub fn surely_since(self, earlier: NodeTime) -> Duration {
+        Duration::from_nanos(self.surely_ns.saturating_sub(earlier.surely_ns))
+    }
+
+    /// Whether this instant is not before `due`, whatever was done to the wall clock.
+    pub fn is_surely_at(self, due: NodeTime) -> bool {
+        self.surely_ns >= due.surely_ns
+    }
+
     /// How much time is left from `now` until this instant; zero if it has passed.
     pub fn left(self, now: NodeTime) -> Duration {
         self.since(now)
@@ -203,12 +231,27 @@ impl NodeTime {
 
     /// This instant moved into the future.
     pub fn plus(self, by: Duration) -> Self {
-        Self { since_start_ns: self.since_start_ns.saturating_add(nanoseconds(by)) }
+        self.moved(by, u64::saturating_add)
     }
 
     /// This instant moved into the past, at most to the start.
     pub fn minus(self, by: Duration) -> Self {
-        Self { since_start_ns: self.since_start_ns.saturating_sub(nanoseconds(by)) }
+        self.moved(by, u64::saturating_sub)
+    }
+
+    fn moved(self, by: Duration, way: fn(u64, u64) -> u64) -> Self {
+        let by = nanoseconds(by);
+        Self { since_start_ns: way(self.since_start_ns, by), surely_ns: way(self.surely_ns, by) }
+    }
+
+    /// The instant at which the clocks say `now`, where they said `earlier` at this one.
+    fn later(self, now: &Reading, earlier: &Reading) -> Self {
+        let fastest = nanoseconds(now.elapsed_since(earlier));
+        let surely = nanoseconds(now.surely_since(earlier));
+        Self {
+            since_start_ns: self.since_start_ns.saturating_add(fastest),
+            surely_ns: self.surely_ns.saturating_add(surely),
+        }
     }
 }
 
@@ -277,11 +320,11 @@ impl NodeClock {
         Self::new(SystemClock)
     }
 
-    /// Time passed since the start, by the fastest clock.
+    /// Time passed since the start.
     pub fn now(&self) -> NodeTime {
         let anchor = *self.inner.anchor.read();
         let reading = self.inner.clock.read_quickly();
-        self.never_back(anchor.time.plus(reading.elapsed_since(&anchor.reading)))
+        self.never_back(anchor.time.later(&reading, &anchor.reading))
     }
 
     /// The wall clock, for stamps on events and rows; never for a decision about a lease.
@@ -303,14 +346,15 @@ impl NodeClock {
         let mut anchor = self.inner.anchor.write();
         let reading = self.inner.clock.read();
         let gap = reading.elapsed_since(&anchor.reading);
-        let time = self.never_back(anchor.time.plus(gap));
+        let time = self.never_back(anchor.time.later(&reading, &anchor.reading));
         *anchor = Anchor { reading, time };
         (time, (gap > FREEZE_GAP).then_some(Freeze { gap }))
     }
 
+    /// The boot clock cannot go back; the fastest of three can, where its leader is set back.
     fn never_back(&self, time: NodeTime) -> NodeTime {
         let before = self.inner.latest_ns.fetch_max(time.since_start_ns, Ordering::AcqRel);
-        NodeTime { since_start_ns: before.max(time.since_start_ns) }
+        NodeTime { since_start_ns: before.max(time.since_start_ns), ..time }
     }
 }
 

@@ -216,6 +216,10 @@ pub struct InputParts<'a> {
     pub other_magics: &'a BTreeSet<Magic>,
     /// Master tickets whose slot is taken: an order is in flight, the reads may be older than it.
     pub busy: &'a BTreeSet<MasterTicket>,
+    /// Master tickets of unanswered orders that may be carried out after the read began, by the
+    /// caller's own count of time. Their row's age counts beside it: it is of a wall clock, which
+    /// can be set.
+    pub on_the_road: &'a BTreeSet<MasterTicket>,
     /// What an earlier plan held, where this one is its second look.
     pub confirmed: Option<&'a HeldPlan>,
     /// The instant.

@@ -128,7 +128,8 @@ fn plan_unanswered(
     let Some(sent_at) = pair.sent_at else { return decided.wait(WaitReason::AnswerDue) };
     let limits = world.parts.limits;
     let age = world.parts.follower.at.since(sent_at);
-    if age <= limits.longest_delivery() {
+    let may_arrive = world.parts.on_the_road.contains(&pair.master_ticket);
+    if may_arrive || age <= limits.longest_delivery() {
         return decided.wait(WaitReason::AnswerDue);
     }
     if !world.history_reaches(sent_at) {

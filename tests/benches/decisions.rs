@@ -185,6 +185,7 @@ impl Scene {
             quotes: &self.quotes,
             other_magics: &self.nothing.0,
             busy: &self.nothing.1,
+            on_the_road: &self.nothing.1,
             confirmed: None,
             now: NOW,
             limits: &self.limits,

@@ -83,9 +83,6 @@ pub(crate) struct Oracle {
     rows_lost: BTreeSet<TicketKey>,
     /// An order of theirs came later than fence and settle time cover.
     excused: BTreeSet<TicketKey>,
-    /// An order of theirs came later than that, by the sender's clock, which may have been set
-    /// forward: it may have been given up before.
-    given_up: BTreeSet<TicketKey>,
     decided: BTreeSet<TicketKey>,
     /// Copies that were found by their tag, or otherwise without their row.
     adopted: BTreeSet<TicketKey>,
@@ -346,7 +343,7 @@ fn close_decided(w: &mut World, id: AccountId, ticket: FollowerTicket) {
         return;
     };
     let is_open = truth_of(w, key.link).is_some_and(|b| b.positions.contains_key(&key.ticket));
-    let may_be_given_up = w.oracle.given_up.contains(&key)
+    let may_be_given_up = w.oracle.excused.contains(&key)
         // A waiting order of a link that only closes is cancelled, or closed as it fills.
         || w.links.get(&key.link).is_some_and(|facts| facts.rules.mode == LinkMode::CloseOnly);
     if is_open && !may_be_given_up && copies_held(w, id, key) < 2 {
@@ -360,7 +357,7 @@ fn close_decided(w: &mut World, id: AccountId, ticket: FollowerTicket) {
 fn cancel_decided(w: &mut World, id: AccountId, ticket: FollowerTicket, key: TicketKey) {
     let restricted = w.links.get(&key.link).is_some_and(|facts| facts.was_restricted);
     let waits = truth_of(w, key.link).is_some_and(|b| b.pendings.contains_key(&key.ticket));
-    let may_be_given_up = w.oracle.given_up.contains(&key);
+    let may_be_given_up = w.oracle.excused.contains(&key);
     if waits && !restricted && !may_be_given_up && copies_held(w, id, key) < 2 {
         w.violate(
             "S7",
@@ -402,10 +399,6 @@ pub(crate) fn order_arrived(w: &mut World, order: &Order) {
 pub(crate) fn order_executed(w: &mut World, order: &Order, reply: &OrderReply) {
     if order.is_excused {
         w.oracle.excused.insert(order.key);
-    }
-    let set_forward_at = w.machines[order.who.node].set_forward_at;
-    if order.is_excused || set_forward_at.is_some_and(|at| at >= order.checked_at) {
-        w.oracle.given_up.insert(order.key);
     }
     let OrderReply::Done(done) = reply else { return };
     let late = w.oracle.tenures.get(&order.account).is_some_and(|t| t.who != order.who);

@@ -81,8 +81,6 @@ pub(crate) struct Machine {
     monotonic_lost: u64,
     boottime_lost: u64,
     wall_off: i64,
-    /// When the wall clock was last set forward.
-    pub(crate) set_forward_at: Option<u64>,
     pub(crate) frozen_until: u64,
     pub(crate) process: Option<Process>,
     pub(crate) incarnation: u64,
@@ -103,7 +101,6 @@ impl Machine {
             monotonic_lost: 0,
             boottime_lost: 0,
             wall_off: 0,
-            set_forward_at: None,
             frozen_until: 0,
             process: None,
             incarnation: 0,
@@ -328,9 +325,6 @@ impl World {
 
     pub(crate) fn step_wall(&mut self, node: usize, by: i64) {
         self.machines[node].wall_off += by;
-        if by > 0 {
-            self.machines[node].set_forward_at = Some(self.now);
-        }
     }
 
     pub(crate) fn reach(&mut self, what: &'static str) {

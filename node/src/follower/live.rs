@@ -502,9 +502,13 @@ impl Follower {
         self.record(now, key, &order, EventOutcome::Unknown, Some(reason), effects);
         self.unresolved.insert(key, order);
         self.look_again(key, now.node, Reason::Unresolved);
-        let old_enough =
-            now.node.plus(self.settings.limits.longest_delivery()).plus(UNRESOLVED_LOOK);
-        self.last_looks.insert((old_enough, key.link));
+        self.last_looks.insert((self.when_surely_old(now.node), key.link));
+    }
+
+    /// When an order that was sent at this instant, or before it, can arrive no more and its ticket
+    /// is looked at once more.
+    pub(super) fn when_surely_old(&self, sent: NodeTime) -> NodeTime {
+        sent.plus(self.settings.limits.longest_delivery()).plus(UNRESOLVED_LOOK)
     }
 
     /// Leaves out a partial close whose time has not come; what is planned later has it again.

@@ -5,9 +5,10 @@ use super::state::{
     AccountRead, Effect, Follower, Now, Planned, QUOTE_WAIT, READ_RETRY, ROUNDS_MAX, Reading,
     Reason, SecondLook, UNRESOLVED_LOOK,
 };
+use crate::clock::NodeTime;
 use reconcile::{
-    CopyAction, CopyStep, FollowerHistory, InputParts, Note, Plan, ReconcileInput, SkipReason,
-    WaitReason, history_needed_since, plan, quotes_needed,
+    CopyAction, CopyStep, FollowerHistory, InputParts, Note, Pair, PairState, Plan, ReconcileInput,
+    SkipReason, WaitReason, history_needed_since, plan, quotes_needed,
 };
 use schemas::planted::{self, Bug};
 use schemas::{AccountSnapshot, Epoch, LinkId, MasterTicket, Micros, Seq};
@@ -51,7 +52,7 @@ impl Follower {
         }
         self.reads += 1;
         let id = self.reads;
-        self.reading = Some(Reading { id, begun: now.wall, links, touched: BTreeSet::new() });
+        self.reading = Some(Reading { id, begun: now, links, touched: BTreeSet::new() });
         effects.push(Effect::Read { id, since, symbols });
     }
 
@@ -104,6 +105,7 @@ impl Follower {
         effects: &mut Vec<Effect>,
     ) {
         let busy = self.busy_tickets(id, &reading.touched);
+        let on_the_road = self.on_the_road(id, reading.begun.node);
         let other_magics = self.other_magics(id);
         let Some(link) = self.links.get(&id) else { return };
         let (Some(master), Some(view)) = (self.masters.get(&link.rules.master), &self.view) else {
@@ -123,6 +125,7 @@ impl Follower {
             quotes: &self.quotes,
             other_magics: &other_magics,
             busy: &busy,
+            on_the_road: &on_the_road,
             confirmed: link.held.as_ref(),
             now: now.wall,
             limits: &self.settings.limits,
@@ -150,6 +153,22 @@ impl Follower {
         let closes = self.slots.waiting_keys().filter(|key| self.is_told_ending(*key));
         let all = on_their_way.chain(touched.iter().copied()).chain(closes);
         all.filter(|key| key.link == link).map(|key| key.ticket).collect()
+    }
+
+    /// Orders that nobody answered and that a broker may still carry out after `at`: those that were
+    /// sent a moment before it, and in the first moments of a tenure all that its predecessor left.
+    /// Counted by this node's steady clock: a wall clock that is set forward makes no order older.
+    fn on_the_road(&self, id: LinkId, at: NodeTime) -> BTreeSet<MasterTicket> {
+        let is_young = |since| at.surely_since(since) <= self.settings.limits.longest_delivery();
+        let link = self.links.get(&id).filter(|_| is_young(self.begun));
+        let inherited = link.into_iter().flat_map(|link| {
+            let sending = |pair: &&Pair| pair.state == PairState::Sending;
+            link.pairs.rows().filter(sending).map(|pair| pair.master_ticket)
+        });
+        let of_ours = self.unresolved.iter().filter(|(key, order)| {
+            key.link == id && order.submitted.is_some_and(|sent| is_young(sent.node))
+        });
+        inherited.chain(of_ours.map(|(key, _)| key.ticket)).collect()
     }
 
     fn execute(
@@ -214,9 +233,9 @@ impl Follower {
     fn repeats_reduction(&self, now: Now, key: TicketKey, action: &CopyAction) -> bool {
         let Some(order) = self.unresolved.get(&key) else { return false };
         let CopyStep::ReduceCopy { target: left, .. } = &order.step else { return false };
-        let is_young = order
-            .submitted
-            .is_some_and(|at| now.node.since(at.node) <= self.settings.limits.longest_delivery());
+        let is_young = order.submitted.is_some_and(|at| {
+            now.node.surely_since(at.node) <= self.settings.limits.longest_delivery()
+        });
         is_young
             && action.steps.iter().any(|step| match step {
                 // More than it leaves is still there, whatever else was closed of it.
@@ -366,7 +385,7 @@ fn summary(
     Effect::Planned {
         link,
         plan: reading.id,
-        begun: reading.begun,
+        begun: reading.begun.wall,
         position,
         reason,
         steps: steps.map(CopyStep::as_str).collect(),

@@ -8,7 +8,7 @@ use crate::writer::EventOutcome;
 use bus::{FeedMessage, RequestReason};
 use reconcile::{
     CopyAction, CopyStep, FollowerHistory, HeldPlan, Limits, LinkMode, LinkRules, Pair, PairId,
-    Pairs,
+    PairState, Pairs,
 };
 use schemas::planted::{self, Bug};
 use schemas::{
@@ -389,7 +389,7 @@ pub struct Grounds {
 #[derive(Debug)]
 pub(super) struct Reading {
     pub(super) id: u64,
-    pub(super) begun: Micros,
+    pub(super) begun: Now,
     pub(super) links: BTreeMap<LinkId, Reason>,
     /// What was touched since the read began: the plan leaves it alone.
     pub(super) touched: BTreeSet<TicketKey>,
@@ -440,6 +440,8 @@ pub struct Follower {
     pub(super) unstored: BTreeMap<TicketKey, Option<NodeTime>>,
     pub(super) reading: Option<Reading>,
     pub(super) reads: u64,
+    /// When this tenure began here.
+    pub(super) begun: NodeTime,
     pub(super) settle_until: Option<NodeTime>,
     pub(super) audits: VecDeque<NodeTime>,
     pub(super) draining: bool,
@@ -479,11 +481,16 @@ impl Follower {
             unstored: BTreeMap::new(),
             reading: None,
             reads: 0,
+            begun: now.node,
             settle_until,
             audits,
             draining: false,
         };
+        let orders_are_old = follower.when_surely_old(now.node);
         for (rules, pairs) in links {
+            if pairs.rows().any(|pair| pair.state == PairState::Sending) {
+                follower.last_looks.insert((orders_are_old, rules.link));
+            }
             follower.add_link(rules, pairs);
         }
         follower
@@ -699,7 +706,7 @@ impl Follower {
     }
 
     fn on_tick(&mut self, now: Now, effects: &mut Vec<Effect>) {
-        if self.settle_until.is_some_and(|until| now.node >= until) {
+        if self.settle_until.is_some_and(|until| now.node.is_surely_at(until)) {
             self.settle_until = None;
             self.all_due(now.node, Reason::Settled);
         }
@@ -707,7 +714,7 @@ impl Follower {
             self.audits.pop_front();
             self.all_due(now.node, Reason::Audit);
         }
-        while self.last_looks.first().is_some_and(|(at, _)| now.node >= *at) {
+        while self.last_looks.first().is_some_and(|(at, _)| now.node.is_surely_at(*at)) {
             let (_, link) = self.last_looks.pop_first().expect("it was just looked at");
             if let Some(link) = self.links.get_mut(&link) {
                 link.set_due(now.node, Reason::Unresolved);

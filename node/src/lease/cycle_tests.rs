@@ -1,4 +1,5 @@
 use super::*;
+use crate::clock::{ManualClock, NodeClock};
 use proptest::prelude::*;
 use schemas::Micros;
 
@@ -367,6 +368,50 @@ fn database_clock_that_steps_freezes_claims_of_expired_rows_for_lease_and_fence(
         assert!(guard.expired_may_be_claimed(at(116)));
         assert_eq!(guard.observe(mark(1_060 + stepped, 1), at(60), at(61), s(75)), None);
     }
+}
+
+// H12, found by the simulation (seed 9600387334): one wrong time source sets the database's clock
+// and this node's forward, and not the owner's.
+#[test]
+fn database_clock_that_is_set_forward_together_with_ours_freezes_claims_all_the_same() {
+    let ours = ManualClock::default();
+    let clock = NodeClock::new(ours.clone());
+    let mut guard = ClaimGuard::default();
+    assert_eq!(guard.observe(mark(1_000, 1), clock.now(), clock.now(), s(75)), None);
+    ours.advance(s(20));
+    ours.hold_guest(s(40));
+    let bounds = guard.bounds(clock.now(), s(5)).unwrap();
+    assert!(!bounds.hold(Micros(1_060_000_000), Some(1)), "not in the cycle that meets it either");
+    let doubt = guard.observe(mark(1_060, 1), clock.now(), clock.now(), s(75));
+    assert_eq!(doubt, Some(DatabaseDoubt::OwnClock));
+    assert!(!guard.expired_may_be_claimed(clock.now()));
+}
+
+#[test]
+fn freeze_of_claims_is_not_over_because_our_wall_clock_was_set_forward() {
+    let ours = ManualClock::default();
+    let clock = NodeClock::new(ours.clone());
+    let mut guard = ClaimGuard::default();
+    guard.observe(mark(1_000, 1), clock.now(), clock.now(), s(75));
+    ours.advance(s(20));
+    let doubt = guard.observe(mark(1_060, 2), clock.now(), clock.now(), s(75));
+    assert_eq!(doubt, Some(DatabaseDoubt::Timeline));
+    ours.advance(s(74));
+    ours.hold_guest(s(3_600));
+    assert!(!guard.expired_may_be_claimed(clock.now()) && guard.history_is_lost(clock.now()));
+    ours.advance(s(1));
+    assert!(guard.expired_may_be_claimed(clock.now()) && !guard.history_is_lost(clock.now()));
+}
+
+#[test]
+fn our_wall_clock_that_is_set_forward_alone_is_no_step_of_the_database() {
+    let ours = ManualClock::default();
+    let clock = NodeClock::new(ours.clone());
+    let mut guard = ClaimGuard::default();
+    guard.observe(mark(1_000, 1), clock.now(), clock.now(), s(75));
+    ours.advance(s(20));
+    ours.hold_guest(s(40));
+    assert_eq!(guard.observe(mark(1_020, 1), clock.now(), clock.now(), s(75)), None);
 }
 
 #[test]

@@ -7,7 +7,9 @@
 //!
 //! Invariants:
 //! 1. A step is what lies outside of what may have passed here, by more than one second (H12).
-//! 2. A change of timeline is always a doubt (H13).
+//! 2. What has passed here is counted by the clock that nobody sets: one wrong time source sets the
+//!    database's clock and this machine's together. The freeze is counted by it too.
+//! 3. A change of timeline is always a doubt (H13).
 //!
 //! Not covered: a node that starts after the step has nothing to compare with.
 
@@ -32,6 +34,9 @@ pub struct DatabaseMark {
 pub enum DatabaseDoubt {
     /// Its clock moved by more than time has passed here, or by less.
     ClockStep,
+    /// Its clock and this machine's wall clock agree that more time has passed than this machine
+    /// counted: a hypervisor held this machine, or both clocks were set. From here they look alike.
+    OwnClock,
     /// Another server answers, and it may lack the last renewals of others.
     Timeline,
 }
@@ -41,6 +46,7 @@ impl DatabaseDoubt {
     pub fn as_str(self) -> &'static str {
         match self {
             DatabaseDoubt::ClockStep => "clock",
+            DatabaseDoubt::OwnClock => "own_clock",
             DatabaseDoubt::Timeline => "timeline",
         }
     }
@@ -92,18 +98,21 @@ impl ClaimGuard {
     ) -> Option<DatabaseDoubt> {
         let before = self.last.replace((mark, started, finished));
         let doubt = before.and_then(|(mark_before, started_before, finished_before)| {
-            let least = started.since(finished_before).saturating_sub(DATABASE_STEP_MAX);
-            let most = finished.since(started_before) + DATABASE_STEP_MAX;
+            let least = started.surely_since(finished_before).saturating_sub(DATABASE_STEP_MAX);
+            let most = finished.surely_since(started_before) + DATABASE_STEP_MAX;
+            let most_by_wall = finished.since(started_before) + DATABASE_STEP_MAX;
             let passed_us = i128::from(mark.now.0) - i128::from(mark_before.now.0);
             let timeline_changed = matches!(
                 (mark_before.timeline, mark.timeline), (Some(before), Some(now)) if before != now
             );
             if timeline_changed {
                 Some(DatabaseDoubt::Timeline)
-            } else if passed_us < micros(least) || passed_us > micros(most) {
-                Some(DatabaseDoubt::ClockStep)
-            } else {
+            } else if (micros(least)..=micros(most)).contains(&passed_us) {
                 None
+            } else if (micros(most)..=micros(most_by_wall)).contains(&passed_us) {
+                Some(DatabaseDoubt::OwnClock)
+            } else {
+                Some(DatabaseDoubt::ClockStep)
             }
         });
         if doubt.is_some() {
@@ -118,7 +127,7 @@ impl ClaimGuard {
     /// Whether a claim that another server committed may be missing here: then a row that looks
     /// free, or like ours, may be another node's, which still trusts its lease.
     pub fn history_is_lost(&self, now: NodeTime) -> bool {
-        now < self.history_lost_until
+        !now.is_surely_at(self.history_lost_until)
     }
 
     /// What the database's time must say in the cycle that starts now, for rows that look expired
@@ -128,8 +137,8 @@ impl ClaimGuard {
     /// answer, as there is nothing to compare with.
     pub fn bounds(&self, started: NodeTime, limit: Duration) -> Option<DatabaseBounds> {
         let (mark, started_before, finished_before) = self.last?;
-        let least = started.since(finished_before);
-        let most = started.since(started_before) + limit + DATABASE_STEP_MAX;
+        let least = started.surely_since(finished_before);
+        let most = started.surely_since(started_before) + limit + DATABASE_STEP_MAX;
         let step = i64::try_from(DATABASE_STEP_MAX.as_micros()).unwrap_or(i64::MAX);
         let least = Micros(mark.now.plus(least).0.saturating_sub(step));
         Some(DatabaseBounds { least, most: mark.now.plus(most), timeline: mark.timeline })
@@ -137,7 +146,7 @@ impl ClaimGuard {
 
     /// Whether rows of owners whose lease ran out may be claimed.
     pub fn expired_may_be_claimed(&self, now: NodeTime) -> bool {
-        now >= self.frozen_until
+        now.is_surely_at(self.frozen_until)
     }
 
     /// Until when they are left alone; in the past where they are not.

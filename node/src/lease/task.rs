@@ -420,7 +420,7 @@ impl<S: OwnershipStore> LeaseKeeper<S> {
             metrics::counter!(names::LEASE_DATABASE_STEPS, "kind" => doubt.as_str()).increment(1);
             tracing::warn!(
                 kind = doubt.as_str(),
-                "the database's time jumped; expired rows are left alone"
+                "the database's time is in doubt; expired rows are left alone"
             );
         }
         for step in &outcome.steps {

@@ -151,6 +151,16 @@ fn order_in_flight_stays_unresolved_as_long_as_it_may_still_be_carried_out() {
     assert_eq!(old.steps(101), [CopyStep::MarkFailed { reason: FailReason::NeverArrived }]);
 }
 
+// H42: the row's age is of a wall clock, and somebody may have set it.
+#[test]
+fn order_that_the_caller_knows_to_be_on_the_road_is_not_given_up_for_the_age_of_its_row() {
+    let scene = Scene::new().master_has(master_position(101));
+    let mut scene = scene.clone().pair(scene.sending_pair(101, 3_600));
+    scene.on_the_road.insert(mt(101));
+    assert_eq!(scene.steps(101), []);
+    assert_eq!(waits(&scene, 101), Some(WaitReason::AnswerDue));
+}
+
 // H42: the age is that of the read, not of the wall clock.
 #[test]
 fn old_order_is_not_given_up_by_a_read_that_is_older_than_its_answer() {

@@ -64,6 +64,22 @@ fn an_open_that_is_carried_out_after_the_longest_answer_is_adopted_not_closed() 
     assert_eq!(world.actions(1), ["open"]);
 }
 
+// H42, H12: the row's age is of the node's wall clock, which somebody sets forward by an hour.
+#[test]
+fn an_open_is_not_given_up_because_the_wall_clock_was_set_forward() {
+    let mut world = World::copying();
+    world.master_opens(1);
+    world.time_out(0);
+    world.calm(seconds(2));
+    world.set_forward = seconds(3_600);
+    world.calm(DELIVERY_MAX - seconds(4));
+    assert_eq!(world.state(1), Some(PairState::Sending));
+    world.ghost_arrives(0);
+    world.calm(seconds(20));
+    assert_eq!(world.state(1), Some(PairState::Open));
+    assert_eq!(world.actions(1), ["open"]);
+}
+
 #[test]
 fn an_open_that_is_unknown_before_it_was_noted_is_still_not_sent_again() {
     let mut world = World::copying();

@@ -170,6 +170,20 @@ fn settling_holds_opens_and_skips_back_and_no_close() {
     assert_eq!(world.state(2), Some(PairState::Skipped));
 }
 
+// H12: what the former owner sent is still on its way, whatever our wall clock says.
+#[test]
+fn settling_is_not_over_because_the_wall_clock_was_set_forward() {
+    let mut world = World::new(Setup { settle: Some(seconds(10)), ..Setup::default() });
+    world.master_has(1);
+    world.open_session();
+    world.snapshots();
+    world.set_forward = seconds(3);
+    world.calm(seconds(9));
+    assert_eq!(world.actions(1), Vec::<&str>::new());
+    world.calm(seconds(2));
+    assert_eq!(world.actions(1), ["open"]);
+}
+
 #[test]
 fn the_former_owners_order_that_appears_while_settling_is_adopted() {
     let mut world = World::new(Setup { settle: Some(seconds(10)), ..Setup::default() });

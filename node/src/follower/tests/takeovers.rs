@@ -1,6 +1,8 @@
 //! What the next owner of a follower must not do with what the last one left.
 
-use super::world::{LINK, MASTER, Setup, TICK, World, key, link, lots, price, rules, seconds};
+use super::world::{
+    DELIVERY_MAX, LINK, MASTER, Setup, TICK, World, key, link, lots, price, rules, seconds,
+};
 use crate::follower::Input;
 use paper::protocol::{OpenComment, Style};
 use reconcile::{LinkMode, LinkRules, PairState, Pairs};
@@ -83,6 +85,23 @@ fn copies_that_keep_their_tag_leave_the_link_as_it_is() {
         assert_eq!(world.untaggable, []);
         assert_eq!(world.follower.links_untaggable(), 0);
     }
+}
+
+// H42, H12: the row's age is of wall clocks, where the next owner's clock, or that of the lost one, is wrong.
+#[test]
+fn an_open_that_a_predecessor_left_unanswered_is_not_given_up_by_the_age_of_its_row() {
+    let mut world = World::copying();
+    world.master_opens(1);
+    world.time_out(0);
+    let rows = rows(&world);
+    world.set_forward = seconds(3_600);
+    world.next_owner(vec![(rules(LINK, MASTER), rows)]);
+    world.calm(DELIVERY_MAX - seconds(1));
+    assert_eq!(world.state(1), Some(PairState::Sending));
+    world.ghost_arrives(0);
+    world.calm(seconds(20));
+    assert_eq!(world.state(1), Some(PairState::Open));
+    assert_eq!(world.actions(1), ["open"]);
 }
 
 // H53: what the first owner found is on the link's row, and its rows say which copy is whose.

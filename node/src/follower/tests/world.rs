@@ -5,7 +5,7 @@
 //! order is judged as it is sent: see [`World::judge`].
 
 use crate::broker::{NotSent, Outcome, SessionEvent, paper::event_of};
-use crate::clock::NodeTime;
+use crate::clock::{ManualClock, NodeClock, NodeTime};
 use crate::follower::{
     AccountRead, Attempt, Effect, Follower, FollowerSettings, Input, Now, Reason, Record, TicketKey,
 };
@@ -187,6 +187,8 @@ pub(super) struct World {
     /// Every request that left, in order.
     pub(super) sent: Vec<(TicketKey, OrderRequest)>,
     passed: Duration,
+    /// By so much the node's wall clock was set forward.
+    pub(super) set_forward: Duration,
 }
 
 impl World {
@@ -228,6 +230,7 @@ impl World {
             meddled: BTreeSet::new(),
             sent: Vec::new(),
             passed: Duration::ZERO,
+            set_forward: Duration::ZERO,
         };
         world.quote("1.10000", "1.10002");
         world
@@ -267,12 +270,18 @@ impl World {
     }
 
     pub(super) fn now(&self) -> Now {
-        Now { node: NodeTime::START.plus(self.passed), wall: Micros(BEGIN).plus(self.passed) }
+        let clocks = ManualClock::default();
+        let node = NodeClock::new(clocks.clone());
+        clocks.advance(self.passed);
+        clocks.hold_guest(self.set_forward);
+        let wall = Micros(BEGIN).plus(self.passed + self.set_forward);
+        Now { node: node.now(), wall }
     }
 
+    /// The broker's and the master's clocks are set by nobody.
     fn broker_now(&self) -> paper::clock::Now {
         let mono_us = u64::try_from(self.passed.as_micros()).unwrap();
-        paper::clock::Now { mono_us, wall: self.now().wall }
+        paper::clock::Now { mono_us, wall: Micros(BEGIN).plus(self.passed) }
     }
 
     // Time and inputs.
@@ -387,7 +396,7 @@ impl World {
         }
         self.judge(key, &request);
         self.sent.push((key, request.clone()));
-        let sent_at = self.now().wall;
+        let sent_at = self.broker_now().wall;
         self.flying.push(Flying { key, attempt, request, sent_at, reply: None });
         let effects = self.follower.submitted(key, attempt, self.now());
         self.execute(effects);
@@ -430,7 +439,7 @@ impl World {
         if self.meddled.contains(&key) {
             return;
         }
-        let now = self.now().wall;
+        let now = self.broker_now().wall;
         let may_arrive = self.ghosts.iter().filter(|ghost| {
             let is_young = now.since(ghost.sent_at) < DELIVERY_MAX;
             ghost.key == key && is_young
@@ -502,7 +511,7 @@ impl World {
             node: NodeId::new("n").unwrap(),
             token: Token::MIN,
             deadline_margin_us: 0,
-            sent_at_us: self.now().wall,
+            sent_at_us: self.broker_now().wall,
             client_ref: order.attempt,
         };
         let instruction = Instruction::from(order.request.clone());
@@ -687,7 +696,7 @@ impl World {
             open_price: Some(price("1.10002")),
             stop_loss: None,
             take_profit: None,
-            opened_at: self.now().wall,
+            opened_at: self.broker_now().wall,
             contract_size: None,
             is_copy: false,
         }
@@ -703,7 +712,7 @@ impl World {
             price: price("1.09"),
             stop_loss: None,
             take_profit: None,
-            placed_at: self.now().wall,
+            placed_at: self.broker_now().wall,
             contract_size: None,
             is_copy: false,
         }
@@ -711,7 +720,7 @@ impl World {
 
     /// The master changes, and nobody hears of it.
     pub(super) fn unheard(&mut self, master: u64, change: Change) -> TradeEvent {
-        let at = self.now().wall;
+        let at = self.broker_now().wall;
         let sim = self.masters.get_mut(&master).unwrap();
         sim.book.apply(&change);
         sim.seq += 1;
@@ -784,7 +793,7 @@ impl World {
 
     /// A feed gives this state, whatever is really there.
     pub(super) fn snapshot_of(&mut self, master: u64, book: Book) {
-        let at = self.now().wall;
+        let at = self.broker_now().wall;
         let sim = self.masters.get_mut(&master).unwrap();
         sim.told = book.clone();
         let snapshot = MasterSnapshot {

@@ -267,14 +267,23 @@ async fn caller_that_drops_a_cycle_drops_its_connection_with_it() {
     let mut store = world.store();
     store.cycle(&claiming("a", 5)).await.unwrap();
     let request = renewing("a", &[key(1, 1)]);
-    let mut cycle = Box::pin(store.cycle(&request));
-    // Far enough to have sent BEGIN, not far enough to be through.
+    let mut holder = world.connection().await;
+    let mut hold = holder.begin().await.unwrap();
+    sqlx::query("lock table trading_accounts in access exclusive mode")
+        .execute(&mut *hold)
+        .await
+        .unwrap();
+    let waits = eventually("the cycle waits for the table", async || {
+        let waiting = "select count(*) from pg_stat_activity
+             where datname = current_database() and application_name = 'lockstep-lease'
+                 and wait_event_type = 'Lock'";
+        world.number(waiting).await == 1
+    });
     tokio::select! {
-        biased;
-        _ = &mut cycle => panic!("a round trip cannot be over at once"),
-        () = std::future::ready(()) => {}
+        outcome = store.cycle(&request) => panic!("the table is locked: {outcome:?}"),
+        () = waits => {}
     }
-    drop(cycle);
+    hold.rollback().await.unwrap();
     eventually("the abandoned connection is gone", async || {
         world
             .number(
