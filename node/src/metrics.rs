@@ -129,6 +129,6 @@ pub const METRICS: &[Metric] = &[
     Metric::counter(
         names::LEASE_DATABASE_STEPS,
         &["kind"],
-        "Times that the database stepped its clock or changed its timeline.",
+        "Times that the database's time came in doubt: it stepped its clock (clock), another server answered (timeline), or this machine was held or set its clock together with it (own_clock).",
     ),
 ];
