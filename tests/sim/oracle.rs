@@ -658,8 +658,13 @@ pub(crate) fn rows_committed(
             }
         }
     }
-    for row in batch.pairs() {
+    for (row, outcome) in batch.pairs().into_iter().zip(outcomes) {
         pair_committed(w, row, before);
+        if written(outcome) && row.has_ended() && row.pair.state != PairState::Failed {
+            let key = TicketKey { link: row.pair.link, ticket: row.pair.master_ticket };
+            let now = w.now;
+            w.oracle.finals.entry(key).or_insert(now);
+        }
     }
 }
 
@@ -686,10 +691,6 @@ fn pair_committed(w: &mut World, row: &PairRow, before: &BTreeMap<PairId, PairRo
         return;
     }
     killed_alive(w, row, before, key);
-    if row.has_ended() && row.pair.state != PairState::Failed {
-        let now = w.now;
-        w.oracle.finals.entry(key).or_insert(now);
-    }
 }
 
 /// An end that was written must not take away the row of a copy that lives (H44).
