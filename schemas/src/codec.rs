@@ -16,7 +16,6 @@ use crate::ids::{AccountId, Epoch, Micros, Seq};
 use crate::position::{Funds, MasterPending, MasterPosition};
 use crate::quantity::{Lots, Price};
 use crate::snapshot::MasterSnapshot;
-use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 
 /// Version of the contract that this build speaks.
@@ -68,17 +67,26 @@ impl DecodeError {
     }
 }
 
+/// What is asked of a message that is not one, before its fields are.
 #[derive(Deserialize)]
-struct Header {
+struct Header<'a> {
     v: u64,
-    #[serde(default)]
-    kind: Option<String>,
+    #[serde(default, borrow)]
+    kind: Option<&'a str>,
+}
+
+/// A message that says which contract it is of.
+trait Versioned {
+    /// Whether its kind has to be one of [`EVENT_KINDS`].
+    const IS_EVENT: bool = false;
+
+    fn version(&self) -> u8;
 }
 
 #[derive(Serialize, Deserialize)]
-struct WireEvent {
+struct WireEvent<'a> {
     v: u8,
-    kind: String,
+    kind: &'a str,
     account: AccountId,
     epoch: Epoch,
     seq: Seq,
@@ -155,7 +163,7 @@ pub struct SnapshotPage {
 pub fn encode_event(event: &TradeEvent) -> Vec<u8> {
     let mut wire = WireEvent {
         v: VERSION,
-        kind: event.change.kind().to_owned(),
+        kind: event.change.kind(),
         account: event.account,
         epoch: event.epoch,
         seq: event.seq,
@@ -188,11 +196,8 @@ pub fn encode_event(event: &TradeEvent) -> Vec<u8> {
 
 /// Decodes an event.
 pub fn decode_event(bytes: &[u8]) -> Result<TradeEvent, DecodeError> {
-    let header: Header = from_bytes(bytes)?;
-    check_version(header.v)?;
-    let kind = header.kind.ok_or(DecodeError::missing("kind", "a trade event"))?;
-    let kind = known_kind(&kind)?;
-    let wire: WireEvent = from_bytes(bytes)?;
+    let wire: WireEvent<'_> = from_versioned(bytes)?;
+    let kind = known_kind(wire.kind)?;
     if wire.seq == Seq::ZERO {
         return Err(DecodeError::Field {
             field: "seq".into(),
@@ -394,20 +399,57 @@ fn to_named<T: Serialize>(value: &T) -> Vec<u8> {
     rmp_serde::to_vec_named(value).expect("our own messages have no value that MessagePack lacks")
 }
 
-fn from_versioned<T: DeserializeOwned>(bytes: &[u8]) -> Result<T, DecodeError> {
-    let header: Header = from_bytes(bytes)?;
-    check_version(header.v)?;
-    from_bytes(bytes)
+impl Versioned for WireEvent<'_> {
+    const IS_EVENT: bool = true;
+
+    fn version(&self) -> u8 {
+        self.v
+    }
 }
 
-fn check_version(version: u64) -> Result<(), DecodeError> {
-    if version == u64::from(VERSION) { Ok(()) } else { Err(DecodeError::Version { version }) }
+impl Versioned for WireBeacon {
+    fn version(&self) -> u8 {
+        self.v
+    }
 }
 
-fn from_bytes<T: DeserializeOwned>(bytes: &[u8]) -> Result<T, DecodeError> {
+impl Versioned for SnapshotRequest {
+    fn version(&self) -> u8 {
+        self.v
+    }
+}
+
+impl Versioned for SnapshotPage {
+    fn version(&self) -> u8 {
+        self.v
+    }
+}
+
+/// One pass where all is well, as nearly always; what is wrong is looked for only where something is.
+fn from_versioned<'a, T: Deserialize<'a> + Versioned>(bytes: &'a [u8]) -> Result<T, DecodeError> {
     if bytes.len() > MESSAGE_BYTES_MAX {
         return Err(DecodeError::TooLarge { bytes: bytes.len() });
     }
+    let message = T::deserialize(&mut rmp_serde::Deserializer::from_read_ref(bytes));
+    match message {
+        Ok(message) if message.version() == VERSION => Ok(message),
+        _ => explained(bytes),
+    }
+}
+
+/// The same, slowly: a wrong version or kind is said before a wrong field, and a field by its path.
+fn explained<'a, T: Deserialize<'a> + Versioned>(bytes: &'a [u8]) -> Result<T, DecodeError> {
+    let header: Header<'a> = with_path(bytes)?;
+    if header.v != u64::from(VERSION) {
+        return Err(DecodeError::Version { version: header.v });
+    }
+    if T::IS_EVENT {
+        known_kind(header.kind.ok_or(DecodeError::missing("kind", "a trade event"))?)?;
+    }
+    with_path(bytes)
+}
+
+fn with_path<'a, T: Deserialize<'a>>(bytes: &'a [u8]) -> Result<T, DecodeError> {
     let mut reader = rmp_serde::Deserializer::from_read_ref(bytes);
     serde_path_to_error::deserialize(&mut reader).map_err(|error| DecodeError::Field {
         field: error.path().to_string(),
