@@ -89,6 +89,8 @@ pub const GAPS: &str = "lockstep_bus_gaps_total";
 pub const DOUBTS: &str = "lockstep_bus_doubts_total";
 /// Trade events received.
 pub const EVENTS_RECEIVED: &str = "lockstep_bus_events_received_total";
+/// Trade events that came without the bus.
+pub const EVENTS_LOCAL: &str = "lockstep_bus_events_local_total";
 /// Trade events handed to the client.
 pub const EVENTS_PUBLISHED: &str = "lockstep_bus_events_published_total";
 /// Beacons received.
@@ -143,6 +145,11 @@ pub const METRICS: &[Metric] = &[
     Metric::counter(GAPS, &["kind"], "Losses that a feed found, by how they showed."),
     Metric::counter(DOUBTS, &["reason"], "Times a feed became doubtful, by its first reason."),
     Metric::counter(EVENTS_RECEIVED, &[], "Trade events received and decoded."),
+    Metric::counter(
+        EVENTS_LOCAL,
+        &[],
+        "Trade events of this node's own publishers that reached a feed without the bus.",
+    ),
     Metric::counter(EVENTS_PUBLISHED, &[], "Trade events handed to the client."),
     Metric::counter(BEACONS_RECEIVED, &[], "Beacons received and decoded."),
     Metric::counter(BEACONS_PUBLISHED, &[], "Beacons handed to the client."),
@@ -197,6 +204,7 @@ pub(crate) fn count(name: &'static str, label: &'static str, value: &'static str
 /// Handles of what a feed records at the rate of events.
 pub(crate) struct FeedMetrics {
     pub(crate) events: Counter,
+    pub(crate) local: Counter,
     pub(crate) beacons: Counter,
     pub(crate) snapshot_seconds: Histogram,
     pub(crate) doubt_seconds: Histogram,
@@ -206,6 +214,7 @@ impl FeedMetrics {
     pub(crate) fn new() -> Self {
         FeedMetrics {
             events: metrics::counter!(EVENTS_RECEIVED),
+            local: metrics::counter!(EVENTS_LOCAL),
             beacons: metrics::counter!(BEACONS_RECEIVED),
             snapshot_seconds: metrics::histogram!(SNAPSHOT_SECONDS),
             doubt_seconds: metrics::histogram!(DOUBT_SECONDS),

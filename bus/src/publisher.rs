@@ -81,7 +81,8 @@ pub struct PublisherSettings {
     pub reply_spacing: Duration,
     /// Events that wait for the connection. Default `QUEUE_EVENTS_MAX`.
     pub queue_events_max: usize,
-    /// Hook for measurements. Default: none.
+    /// Sees each event that was handed to the client: the way to followers in the same process, and
+    /// measurements. Default: none.
     pub on_published: Option<OnPublished>,
 }
 

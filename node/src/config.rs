@@ -70,6 +70,7 @@ const AUDITS: &str = "LOCKSTEP_AUDITS";
 const SESSION_DOWN: &str = "LOCKSTEP_SESSION_DOWN";
 const SILENT_HERE: &str = "LOCKSTEP_SILENT_HERE";
 const BEACON: &str = "LOCKSTEP_BEACON";
+const LOCAL_PATH: &str = "LOCKSTEP_LOCAL_PATH";
 const STALE: &str = "LOCKSTEP_STALE";
 const WRITE_EVERY: &str = "LOCKSTEP_WRITE_EVERY";
 const PARALLEL_ORDERS: &str = "LOCKSTEP_PARALLEL_ORDERS";
@@ -164,6 +165,12 @@ pub const SETTINGS: &[Setting] = &[
          let go",
     ),
     setting(BEACON, Some("2s"), "how often a master's session says where it stands"),
+    setting(
+        LOCAL_PATH,
+        Some("on"),
+        "on or off; whether followers hear a master of their own node without the way over NATS, \
+         where its events go at the same time",
+    ),
     setting(
         STALE,
         Some("6s"),
@@ -345,6 +352,8 @@ pub struct NodeConfig {
     pub silent_here: Duration,
     /// `LOCKSTEP_BEACON`
     pub beacon: Duration,
+    /// `LOCKSTEP_LOCAL_PATH`
+    pub local_path: bool,
     /// `LOCKSTEP_STALE`
     pub stale: Duration,
     /// `LOCKSTEP_WRITE_EVERY`
@@ -394,6 +403,7 @@ impl NodeConfig {
             session_down: reader.duration(SESSION_DOWN),
             silent_here: reader.duration(SILENT_HERE),
             beacon: reader.duration(BEACON),
+            local_path: reader.on_or_off(LOCAL_PATH),
             stale: reader.duration(STALE),
             write_every: reader.duration(WRITE_EVERY),
             parallel_orders: reader.number(PARALLEL_ORDERS, 1, 256),
@@ -452,6 +462,7 @@ impl NodeConfig {
             (SESSION_DOWN, span(&self.session_down)),
             (SILENT_HERE, span(&self.silent_here)),
             (BEACON, span(&self.beacon)),
+            (LOCAL_PATH, if self.local_path { "on" } else { "off" }.to_owned()),
             (STALE, span(&self.stale)),
             (WRITE_EVERY, span(&self.write_every)),
             (PARALLEL_ORDERS, self.parallel_orders.to_string()),
@@ -657,6 +668,18 @@ impl Reader<'_> {
             Err(what) => {
                 self.fault(name, &text, &what);
                 Vec::new()
+            }
+        }
+    }
+
+    fn on_or_off(&mut self, name: &'static str) -> bool {
+        let text = self.text(name);
+        match text.as_str() {
+            "on" => true,
+            "off" => false,
+            _ => {
+                self.fault(name, &text, "must be on or off");
+                false
             }
         }
     }

@@ -1,8 +1,9 @@
 //! A leased account that is a master, traded by hand.
 
+use devstack::{FaultMode, FaultProxy};
 use lockstep_tests::master::{Master, position};
 use lockstep_tests::oracle::{State, assert_clean, logins};
-use lockstep_tests::world::{EURUSD, PRICE, SOON, TAKEOVER, World, until, wall};
+use lockstep_tests::world::{Bus, EURUSD, PRICE, SOON, TAKEOVER, World, until, wall};
 use paper::protocol::{FeedQuote, Instruction, OrderReply, Style};
 use schemas::{AccountId, FollowerTicket, MasterTicket, OrderDone, PendingKind, Side, Symbol};
 use sqlx::Row;
@@ -195,4 +196,30 @@ async fn a_master_that_is_outbid_leads_again_and_its_own_copying_goes_on() {
     assert_clean(&ledger);
     let logins: Vec<_> = logins(&ledger).into_iter().filter(|(of, ..)| *of == middle).collect();
     assert_eq!(logins.len(), 1, "its session was cut: {logins:?}");
+}
+
+// The events go to the bus as well, which keeps them back here and brings them later.
+#[tokio::test]
+async fn a_follower_hears_a_master_of_its_own_node_while_the_bus_stands_still() {
+    let mut world = World::start("local-path").await;
+    let account = world.add_paper_account("master", Style::Mt5).await;
+    world.add_followers(account, 2).await;
+    let Bus::One(nats) = &world.bus else { panic!("one server") };
+    let proxy = FaultProxy::start(nats.addr()).await.unwrap();
+    let _node = world.node("a").nats(format!("nats://{}", proxy.addr())).start();
+    world.until_session("leading", &[account]).await;
+    world.until_copying().await;
+    let hand = Hand { world: &world, account };
+    let first = hand.opens(Side::Buy, "0.10").await;
+    hand.is_followed("an open").await;
+
+    proxy.set_mode(FaultMode::BlackHole).await.unwrap();
+    hand.opens(Side::Sell, "0.20").await;
+    hand.closes(first).await;
+    hand.is_followed("an open and a close without the bus").await;
+
+    proxy.set_mode(FaultMode::Pass).await.unwrap();
+    hand.opens(Side::Buy, "0.30").await;
+    let ledger = hand.is_followed("an open with the bus").await;
+    assert_clean(&ledger);
 }

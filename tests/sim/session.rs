@@ -1024,7 +1024,11 @@ fn pump_publisher(w: &mut World, who: Who, account: AccountId) {
     let _counted = leading.core.take_raised();
     for message in messages {
         crate::oracle::published(w, who, account, token);
-        crate::bus::publish(w, who, account, message);
+        crate::bus::publish(w, who, account, message.clone());
+        // Followers here need not wait for the bus, which brings it a second time.
+        if matches!(message, Message::Event(_)) {
+            w.after(0, Some(who), move |w| crate::feed::hear(w, who, account, message));
+        }
     }
     answer(w, who, account);
 }

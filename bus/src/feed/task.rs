@@ -10,7 +10,7 @@ use crate::snapshot;
 use async_nats::{Client, Message, Statistics, Subscriber};
 use futures_util::StreamExt;
 use parking_lot::Mutex;
-use schemas::{AccountId, Epoch, MasterSnapshot, codec, subject};
+use schemas::{AccountId, Epoch, MasterSnapshot, Seq, TradeEvent, codec, subject};
 use std::collections::BTreeMap;
 use std::collections::btree_map::Entry;
 use std::sync::atomic::Ordering;
@@ -31,6 +31,9 @@ const LOG_SPACING: Duration = Duration::from_secs(10);
 
 /// How often the gauges over all feeds are set.
 const GAUGE_INTERVAL: Duration = Duration::from_secs(1);
+
+/// Events that came without the bus and wait for the task. What does not fit comes by the bus alone.
+const LOCAL_EVENTS_MAX: usize = 4_096;
 
 /// Opens feeds.
 #[derive(Debug)]
@@ -63,6 +66,7 @@ struct LiveStatus {
 #[derive(Debug, Clone)]
 pub struct FeedHandle {
     shared: Arc<Shared>,
+    local: mpsc::Sender<Arc<TradeEvent>>,
     _task: Arc<AbortOnDrop>,
     master: AccountId,
 }
@@ -102,6 +106,7 @@ impl Feed {
         });
         let core = FeedState::new(master, settings, fastrand::u64(..), Duration::ZERO);
         let (reply_tx, reply_rx) = mpsc::channel(REPLIES_MAX);
+        let (local_tx, local_rx) = mpsc::channel(LOCAL_EVENTS_MAX);
         let statistics = client.statistics();
         let connects = statistics.connects.load(Ordering::Relaxed);
         let task = FeedTask {
@@ -118,9 +123,11 @@ impl Feed {
             metrics: FeedMetrics::new(),
             offset: LeastDelay::default(),
             logged_at: None,
+            local_last: None,
         };
-        let task: JoinHandle<()> = runtime.spawn(task.run(reply_rx));
-        FeedHandle { shared, _task: Arc::new(AbortOnDrop(task.abort_handle())), master }
+        let task: JoinHandle<()> = runtime.spawn(task.run(reply_rx, local_rx));
+        let task = Arc::new(AbortOnDrop(task.abort_handle()));
+        FeedHandle { shared, local: local_tx, _task: task, master }
     }
 }
 
@@ -165,6 +172,15 @@ impl FeedHandle {
         self.shared.status.lock().offset_us
     }
 
+    /// Takes an event from a publisher of this process, which has just handed it to the bus as
+    /// well. Its place makes the one that arrives second a duplicate. Never waits: what does not
+    /// fit comes by the bus alone.
+    pub fn deliver(&self, event: Arc<TradeEvent>) {
+        if self.local.try_send(event).is_err() {
+            count(names::DROPPED, "reason", "local_queue_full");
+        }
+    }
+
     /// Where the feed stands.
     pub fn status(&self) -> FeedStatus {
         let live = *self.shared.status.lock();
@@ -200,14 +216,20 @@ struct FeedTask {
     metrics: FeedMetrics,
     offset: LeastDelay,
     logged_at: Option<Instant>,
+    /// The last place that came without the bus.
+    local_last: Option<(Epoch, Seq)>,
 }
 
 impl FeedTask {
-    async fn run(mut self, mut replies: mpsc::Receiver<Result<MasterSnapshot, BusError>>) {
+    async fn run(
+        mut self,
+        mut replies: mpsc::Receiver<Result<MasterSnapshot, BusError>>,
+        mut local: mpsc::Receiver<Arc<TradeEvent>>,
+    ) {
         count(names::DOUBTS, "reason", DoubtReason::Joining.as_str());
         loop {
             match self.client.subscribe(subject::master_all(self.master)).await {
-                Ok(mut messages) => self.follow(&mut messages, &mut replies).await,
+                Ok(mut messages) => self.follow(&mut messages, &mut replies, &mut local).await,
                 Err(error) => {
                     // Only a closed client refuses; the followers see their streams end.
                     tracing::error!(master = %self.master, %error, "feed ends, the bus is closed");
@@ -226,6 +248,7 @@ impl FeedTask {
         &mut self,
         messages: &mut Subscriber,
         replies: &mut mpsc::Receiver<Result<MasterSnapshot, BusError>>,
+        local: &mut mpsc::Receiver<Arc<TradeEvent>>,
     ) {
         let shared = Arc::clone(&self.shared);
         let outputs = self.core.tick(self.now());
@@ -242,6 +265,7 @@ impl FeedTask {
                     armed = Duration::MAX;
                 }
                 Some(reply) = replies.recv() => self.take_reply(reply),
+                Some(event) = local.recv() => self.take_local(event),
                 message = messages.next() => match message {
                     Some(message) => self.take_message(&message),
                     None => return,
@@ -315,6 +339,27 @@ impl FeedTask {
         }
     }
 
+    /// An event of a publisher of this process. It is judged as one from the bus is.
+    fn take_local(&mut self, event: Arc<TradeEvent>) {
+        let received = Instant::now();
+        self.check_connection();
+        self.metrics.local.increment(1);
+        self.local_last = self.local_last.max(Some((event.epoch, event.seq)));
+        let now = received.duration_since(self.start);
+        let outputs = self.core.observe_event(event, received, now);
+        self.act(outputs);
+    }
+
+    /// The second arrival of an event that came without the bus is no fault of the bus.
+    fn as_expected(&self, place: (Epoch, Seq), output: FeedOutput) -> FeedOutput {
+        match output {
+            FeedOutput::CountDropped("duplicate") if Some(place) <= self.local_last => {
+                FeedOutput::CountDropped("came_locally")
+            }
+            other => other,
+        }
+    }
+
     fn take_message(&mut self, message: &Message) {
         let received = Instant::now();
         self.check_connection();
@@ -323,7 +368,9 @@ impl FeedTask {
             Some(subject::Subject::Event(_)) => match codec::decode_event(&message.payload) {
                 Ok(event) => {
                     self.metrics.events.increment(1);
-                    self.core.observe_event(Arc::new(event), received, now)
+                    let place = (event.epoch, event.seq);
+                    let outputs = self.core.observe_event(Arc::new(event), received, now);
+                    outputs.into_iter().map(|output| self.as_expected(place, output)).collect()
                 }
                 Err(error) => self.undecodable("event", &error, now),
             },
@@ -545,6 +592,14 @@ impl Feeds {
     /// The feed of a master, if somebody follows it here.
     pub fn get(&self, master: AccountId) -> Option<FeedHandle> {
         self.inner.open.lock().get(&master).map(|feed| feed.handle.clone())
+    }
+
+    /// Hands an event of a publisher of this process to the feed of its master, if somebody follows
+    /// it here. See [`FeedHandle::deliver`].
+    pub fn deliver(&self, event: &TradeEvent) {
+        if let Some(feed) = self.inner.open.lock().get(&event.account) {
+            feed.handle.deliver(Arc::new(event.clone()));
+        }
     }
 
     /// Where every feed stands, by master.

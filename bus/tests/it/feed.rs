@@ -1,10 +1,14 @@
 //! What a feed promises to its followers, over one server.
 
 use crate::harness::*;
-use bus::{DoubtReason, FeedSettings, Feeds, RequestReason};
-use devstack::{Nats, Tools};
+use bus::{
+    DoubtReason, FeedSettings, Feeds, OnPublished, PublisherSettings, RequestReason,
+    start_epoch_now,
+};
+use devstack::{FaultMode, FaultProxy, Nats, Tools};
 use futures_util::StreamExt;
 use schemas::{Beacon, Book, MasterSnapshot, Seq, codec, subject};
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 use tokio::runtime::Handle;
 
@@ -60,6 +64,33 @@ fn beacon_of(state: &MasterSnapshot) -> Beacon {
         digest: state.book.digest(),
         funds: None,
     }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn an_event_of_the_same_process_does_not_wait_for_the_bus_and_is_taken_once() {
+    let server = Nats::start(&Tools::locate().unwrap()).await.unwrap();
+    let proxy = FaultProxy::start(server.addr()).await.unwrap();
+    let here = client(&server.url()).await;
+    let there = client(&format!("nats://{}", proxy.addr())).await;
+    let feeds = Arc::new(Feeds::new(there, FeedSettings::default(), Handle::current()));
+    let (sender, mut follower) = Follower::new(1_000);
+    feeds.attach(MASTER, account(100), sender);
+    let on_published: OnPublished = Arc::new(move |event| feeds.deliver(event));
+    let settings =
+        PublisherSettings { on_published: Some(on_published), ..PublisherSettings::default() };
+    let epoch = start_epoch_now(None, None);
+    let mut master = Master::start_with(&here, book_of([1]), epoch, settings);
+    follower.until_equal(SOON, &master).await;
+
+    proxy.set_mode(FaultMode::BlackHole).await.unwrap();
+    master.open(2);
+    master.close(1);
+    follower.until_equal(SOON, &master).await;
+    // What was held comes now: the same two events.
+    proxy.set_mode(FaultMode::Pass).await.unwrap();
+    master.open(3);
+    follower.until_equal(SOON, &master).await;
+    assert_eq!((follower.events, &follower.doubts[..]), (3, &[DoubtReason::Joining][..]));
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

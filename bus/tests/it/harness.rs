@@ -86,13 +86,22 @@ impl Master {
     }
 
     pub(crate) fn start_at(client: &async_nats::Client, book: Book, epoch: Epoch) -> Master {
+        Master::start_with(client, book, epoch, PublisherSettings::default())
+    }
+
+    pub(crate) fn start_with(
+        client: &async_nats::Client,
+        book: Book,
+        epoch: Epoch,
+        settings: PublisherSettings,
+    ) -> Master {
         let permit = Arc::new(AtomicBool::new(true));
         let may_publish = Arc::clone(&permit);
         let handle = Publisher::start(
             client.clone(),
             MASTER,
             epoch,
-            PublisherSettings::default(),
+            settings,
             Arc::new(move || may_publish.load(Ordering::Relaxed)),
             &Handle::current(),
         );

@@ -12,7 +12,10 @@ use crate::broker::{BrokerError, BrokerSession, SessionEvent};
 use crate::clock::NodeTime;
 use crate::directory::SessionAccount;
 use crate::follower::Follower;
-use bus::{Closing, Publisher, PublisherHandle, PublisherSettings, PublisherStatus, start_epoch};
+use bus::{
+    Closing, OnPublished, Publisher, PublisherHandle, PublisherSettings, PublisherStatus,
+    start_epoch,
+};
 use schemas::{AccountSnapshot, Book, CloseReason, Epoch, Magic, Micros, SymbolSpec};
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -73,13 +76,29 @@ impl AccountSession {
         Ok(Leading { lead, publisher, status, view, book: None, returns: None })
     }
 
+    /// What follows when an event was handed to the bus: followers on this node hear of it at once,
+    /// and measurements are taken.
+    fn on_published(&self) -> Option<OnPublished> {
+        let stamp = self.context.stamps.on_published();
+        if !self.context.config.local_path {
+            return stamp;
+        }
+        let context = Arc::clone(&self.context);
+        Some(Arc::new(move |event| {
+            if let Some(stamp) = &stamp {
+                stamp(event);
+            }
+            context.feeds.deliver(event);
+        }))
+    }
+
     fn start_publisher(&self, epoch: Epoch) -> PublisherHandle {
         let gate = self.context.gate.clone();
         let clock = self.context.clock.clone();
         let owner = self.owner;
         let may_publish = Arc::new(move || gate.may_speak(owner.account, owner.token, clock.now()));
         let beacon_interval = self.context.config.beacon;
-        let on_published = self.context.stamps.on_published();
+        let on_published = self.on_published();
         Publisher::start(
             self.context.bus.clone(),
             owner.account,
