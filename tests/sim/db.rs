@@ -82,8 +82,14 @@ impl Db {
             tenure_since: None,
             starts: 0,
             free_since: Micros(BEGIN),
+            masters: BTreeSet::new(),
         };
-        let rows = ids.map(|id| (account(id), row.clone())).collect();
+        let masters = |follower: AccountId| {
+            let of = links.values().filter(move |facts| facts.rules.follower == follower);
+            of.map(|facts| facts.rules.master).collect()
+        };
+        let row_of = |id| (id, MemoryRow { masters: masters(id), ..row.clone() });
+        let rows = ids.map(|id| row_of(account(id))).collect();
         let mut tables = Tables::default();
         for (id, facts) in links {
             tables.links.insert(*id, facts.rules.follower);

@@ -57,6 +57,8 @@ pub struct MemoryRow {
     pub starts: u32,
     /// Since when nobody owns it, where nobody does.
     pub free_since: Micros,
+    /// The masters that it copies.
+    pub masters: BTreeSet<AccountId>,
 }
 
 /// What a node said of itself in its last cycle.
@@ -111,11 +113,19 @@ impl MemoryTable {
             tenure_since: None,
             starts: 0,
             free_since: now,
+            masters: BTreeSet::new(),
         });
         if enabled && !row.enabled && row.node_id.is_none() {
             row.free_since = now;
         }
         row.enabled = enabled;
+    }
+
+    /// Lets an account copy a master.
+    pub fn set_master(&self, follower: AccountId, master: AccountId) {
+        if let Some(row) = self.inner.lock().rows.get_mut(&follower) {
+            row.masters.insert(master);
+        }
     }
 
     /// The present content of a row.
@@ -484,7 +494,9 @@ impl Transaction<'_> {
                 && row.lease_until.is_none_or(|until| until.plus(wait) < self.begun_at);
             (is_dead(owner) && row.starts <= 1) || (claim.expired && believed && has_run_out)
         });
-        let picked: Vec<AccountId> = free.into_iter().chain(expired).take(room).collect();
+        let seen = |rows: Vec<AccountId>| self.near_first(rows, 4 * room);
+        let picked: Vec<AccountId> =
+            seen(free).into_iter().chain(seen(expired)).take(room).collect();
         let (until, now) = (self.until(), self.written_at);
         let mut claimed = Vec::new();
         for account in picked {
@@ -498,6 +510,19 @@ impl Transaction<'_> {
             claimed.push(ClaimedRow { tenure: TenureKey { account, token }, previous_owner });
         }
         claimed
+    }
+
+    /// Some more than may be taken, followers of masters that this node leads first.
+    fn near_first(&self, mut rows: Vec<AccountId>, seen_max: usize) -> Vec<AccountId> {
+        let node = Some(self.request.node.as_str());
+        let leads =
+            |master| self.rows.get(master).is_some_and(|row| row.node_id.as_deref() == node);
+        rows.truncate(seen_max);
+        rows.sort_by_key(|account| {
+            let row = self.rows.get(account);
+            !row.is_some_and(|row| row.masters.iter().any(leads))
+        });
+        rows
     }
 
     fn claimable(

@@ -386,11 +386,31 @@ async fn let_go(transaction: &mut PgConnection, request: &CycleRequest) -> Resul
     Ok(())
 }
 
+/// Whether this node owns a master of account `a`. The master is found by its number: the comparison
+/// of its owner is one that no index serves, and a node may own very many.
+macro_rules! leads_a_master {
+    () => {
+        "coalesce((
+            select true
+            from copy_links l, lateral (
+                select 1 from trading_accounts m
+                where m.id = l.master_id and m.node_id is not distinct from $2
+                limit 1
+            ) led
+            where l.follower_id = a.id and l.deleted_at is null
+            limit 1
+        ), false)"
+    };
+}
+
 /// Free rows come from the partial index. Expired rows are found by owner: one index descent for
 /// each distinct owner, one probe of its lease, and rows only of owners whose probe has run out.
-/// The two LATERAL forms keep the plan on its indexes whatever the statistics say, and every CTE
-/// that locks is materialised: otherwise it would run again and lock more than its limit (M1).
-pub(crate) const CLAIM: &str = "
+/// Of each kind some more are looked at than may be taken, so that followers of masters that this
+/// node leads come first: they need not hear them over the bus. Rows are locked one after the other
+/// until there are enough.
+/// The LATERAL forms keep the plan on its indexes whatever the statistics say, and every CTE that
+/// locks is materialised: otherwise it would run again and lock more than its limit (M1).
+pub(crate) const CLAIM: &str = concat!("
 with recursive believed as materialized (
     select $6 and now() between coalesce($9, '-infinity') and coalesce($10, 'infinity') as expired
 ), room as materialized (
@@ -418,26 +438,44 @@ with recursive believed as materialized (
         limit 1
     ) probe
     where o.node_id <> $2 and (((select expired from believed) and probe.lease_until < now()) or o.node_id = any ($8))
-), free as materialized (
-    select r.id, null::text as previous_owner
+), free_seen as materialized (
+    select r.id, r.is_near
     from unnest($1::text[]) as p (platform), lateral (
-        select a.id from trading_accounts a
+        select a.id, ", leads_a_master!(), " as is_near from trading_accounts a
         where a.platform = p.platform and a.enabled and a.node_id is null and a.id <> all ($7)
         order by a.id
-        limit (select rows_max from room)
+        limit (select 4 * rows_max from room)
+    ) r
+), free as materialized (
+    select r.id, null::text as previous_owner
+    from (select id from free_seen order by is_near desc, id) s, lateral (
+        select a.id from trading_accounts a
+        where a.id = s.id and a.enabled and a.node_id is null
+        limit 1
         for update skip locked
     ) r
-), expired as materialized (
-    select r.id, d.node_id as previous_owner
+    limit (select rows_max from room)
+), expired_seen as materialized (
+    select r.id, d.node_id, r.is_near
     from dead d, lateral (
-        select a.id from trading_accounts a
+        select a.id, ", leads_a_master!(), " as is_near from trading_accounts a
         where a.platform = d.platform and a.node_id = d.node_id
           and a.enabled and a.id <> all ($7)
           and (((select expired from believed) and a.lease_until + lockstep_claim_wait(a.starts, a.id, $3) < now())
                or (a.node_id = any ($8) and a.starts <= 1))
-        limit (select rows_max from room)
+        limit (select 4 * rows_max from room)
+    ) r
+), expired as materialized (
+    select r.id, s.node_id as previous_owner
+    from (select id, node_id from expired_seen order by is_near desc, id) s, lateral (
+        select a.id from trading_accounts a
+        where a.id = s.id and a.node_id = s.node_id and a.enabled
+          and (((select expired from believed) and a.lease_until + lockstep_claim_wait(a.starts, a.id, $3) < now())
+               or (a.node_id = any ($8) and a.starts <= 1))
+        limit 1
         for update skip locked
     ) r
+    limit (select rows_max from room)
 ), picked as materialized (
     select id, previous_owner from free
     union all
@@ -449,7 +487,7 @@ set node_id = $2, lease_token = a.lease_token + 1, lease_until = clock_timestamp
     tenure_since = clock_timestamp(), starts = a.starts + 1
 from picked
 where a.id = picked.id
-returning a.id, a.lease_token, picked.previous_owner";
+returning a.id, a.lease_token, picked.previous_owner");
 
 async fn claim_rows(
     transaction: &mut PgConnection,

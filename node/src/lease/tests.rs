@@ -6,7 +6,9 @@ mod postgres;
 mod suite;
 mod trust;
 
-use super::cycle::{ClaimRequest, CycleRequest, DatabaseBounds, LeaseTiming, TenureKey};
+use super::cycle::{
+    ClaimRequest, CycleReply, CycleRequest, DatabaseBounds, LeaseTiming, TenureKey,
+};
 use super::memory::{MemoryOwnership, MemoryTable};
 use super::share::{Fleet, claim_wait};
 use super::store::{OwnershipStore, PostgresOwnership};
@@ -99,6 +101,7 @@ trait World: Send + Sync {
     async fn new() -> Self;
     fn store(&self) -> Self::Store;
     async fn set_account(&self, id: u64, platform: &str, enabled: bool);
+    async fn link(&self, master: u64, follower: u64);
     async fn expire(&self, id: u64);
     /// Lets the lease of a row have run out a moment ago.
     async fn expire_just_now(&self, id: u64);
@@ -128,6 +131,10 @@ impl World for MemoryWorld {
 
     async fn set_account(&self, id: u64, platform: &str, enabled: bool) {
         self.table.set_account(account(id), platform, enabled);
+    }
+
+    async fn link(&self, master: u64, follower: u64) {
+        self.table.set_master(account(follower), account(master));
     }
 
     async fn expire(&self, id: u64) {
@@ -190,6 +197,15 @@ impl World for PostgresWorld {
         .execute(&self.admin)
         .await
         .unwrap();
+    }
+
+    async fn link(&self, master: u64, follower: u64) {
+        sqlx::query("insert into copy_links (master_id, follower_id, magic) values ($1, $2, $1)")
+            .bind(account(master).as_i64())
+            .bind(account(follower).as_i64())
+            .execute(&self.admin)
+            .await
+            .unwrap();
     }
 
     async fn expire(&self, id: u64) {

@@ -354,20 +354,11 @@ async fn renewals_stay_hot_once_every_page_has_room_for_a_second_version() {
     assert!(hot * 100 >= renewed * 95, "{hot} of {renewed} renewals were hot");
 }
 
-#[tokio::test]
-async fn claim_that_finds_nothing_reads_no_table_from_end_to_end() {
-    let world = PostgresWorld::new().await;
-    world.fill(4_000).await;
-    world
-        .run(
-            "update trading_accounts set node_id = 'node-' || id % 4, lease_token = 1,
-             lease_until = now() + interval '1 h'",
-        )
-        .await;
-    world.run("vacuum (analyze) trading_accounts").await;
+/// How the server would claim, or claims, for `node-0`.
+async fn claim_plan(world: &PostgresWorld, how: &str) -> Vec<String> {
     let mut connection =
         session_options(&world.url, TIMING.query_limit).unwrap().connect().await.unwrap();
-    let plan: Vec<String> = sqlx::query(AssertSqlSafe(format!("explain (analyze) {CLAIM}")))
+    sqlx::query(AssertSqlSafe(format!("{how} {CLAIM}")))
         .bind(vec!["paper".to_owned()])
         .bind("node-0")
         .bind(PgInterval { months: 0, days: 0, microseconds: 60_000_000 })
@@ -383,12 +374,48 @@ async fn claim_that_finds_nothing_reads_no_table_from_end_to_end() {
         .unwrap()
         .iter()
         .map(|row| row.get::<String, _>(0))
-        .collect();
+        .collect()
+}
+
+#[tokio::test]
+async fn claim_that_finds_nothing_reads_no_table_from_end_to_end() {
+    let world = PostgresWorld::new().await;
+    world.fill(4_000).await;
+    world
+        .run(
+            "update trading_accounts set node_id = 'node-' || id % 4, lease_token = 1,
+             lease_until = now() + interval '1 h'",
+        )
+        .await;
+    world.run("vacuum (analyze) trading_accounts").await;
+    let plan = claim_plan(&world, "explain (analyze)").await;
     let text = plan.join("\n");
     assert!(!text.contains("Seq Scan"), "{text}");
     let of_dead_owners = plan.iter().position(|line| line.contains("CTE expired")).unwrap();
     let skipped = plan[of_dead_owners..].iter().filter(|line| line.contains("never executed"));
     assert!(skipped.count() > 0, "rows of live owners were read: {text}");
+}
+
+#[tokio::test]
+async fn claim_that_looks_for_followers_of_its_masters_reads_no_table_from_end_to_end() {
+    for linked in [0, 390] {
+        let world = PostgresWorld::new().await;
+        world.fill(400).await;
+        sqlx::query(
+            "insert into copy_links (master_id, follower_id, magic)
+             select 1 + n % 4, 5 + n % 390, n from generate_series(1, $1) n",
+        )
+        .bind(linked)
+        .execute(&world.admin)
+        .await
+        .unwrap();
+        world.run("vacuum (analyze) trading_accounts").await;
+        world.run("vacuum (analyze) copy_links").await;
+        let text = claim_plan(&world, "explain (analyze)").await.join("\n");
+        assert!(!text.contains("Seq Scan"), "{text}");
+        // Masters are found by their number: a node may own very many accounts.
+        assert!(!text.contains("trading_accounts_owned on trading_accounts m"), "{text}");
+    }
 }
 
 #[tokio::test]

@@ -19,6 +19,7 @@ macro_rules! for_both_stores {
 for_both_stores! {
     free_accounts_are_claimed_up_to_the_limit
     claim_counts_what_the_node_owns_by_the_tables_word
+    followers_of_masters_that_the_node_leads_are_claimed_first
     account_of_a_live_owner_is_not_claimed
     account_of_a_dead_owner_is_claimed_under_a_higher_token_and_says_whose_it_was
     expired_rows_are_left_alone_when_the_databases_time_is_in_doubt
@@ -63,6 +64,38 @@ async fn free_accounts_are_claimed_up_to_the_limit(world: impl World) {
     }
     let reply = store.cycle(&claiming("a", 3)).await.unwrap();
     assert_eq!((reply.claimed.len(), reply.owned.len(), reply.unowned), (2, 5, 0));
+}
+
+// They hear their masters without the way over the bus.
+async fn followers_of_masters_that_the_node_leads_are_claimed_first(world: impl World) {
+    for id in 1..=8 {
+        world.set_account(id, "paper", true).await;
+    }
+    for (master, follower) in [(1, 5), (1, 7), (2, 3), (2, 4), (2, 6)] {
+        world.link(master, follower).await;
+    }
+    let claimed = |reply: CycleReply| -> Vec<u64> {
+        let mut all: Vec<u64> = reply.claimed.iter().map(|row| row.tenure.account.get()).collect();
+        all.sort_unstable();
+        all
+    };
+    let mut a = world.store();
+    let mut b = world.store();
+    assert_eq!(claimed(a.cycle(&claiming("a", 1)).await.unwrap()), [1]);
+    assert_eq!(claimed(b.cycle(&claiming("b", 1)).await.unwrap()), [2]);
+    assert_eq!(claimed(a.cycle(&claiming("a", 2)).await.unwrap()), [5, 7]);
+    // Nothing is left for the sake of it: there are no more followers of account 1.
+    assert_eq!(claimed(a.cycle(&claiming("a", 2)).await.unwrap()), [3, 4]);
+    // The same for what a dead node leaves.
+    world.expire(3).await;
+    world.expire(4).await;
+    for id in [1, 5, 7] {
+        world.expire(id).await;
+    }
+    assert_eq!(claimed(b.cycle(&claiming("b", 1)).await.unwrap()), [6]);
+    assert_eq!(claimed(b.cycle(&claiming("b", 1)).await.unwrap()), [8]);
+    assert_eq!(claimed(b.cycle(&claiming("b", 2)).await.unwrap()), [3, 4]);
+    assert_eq!(claimed(b.cycle(&claiming("b", 2)).await.unwrap()), [1, 5]);
 }
 
 async fn claim_counts_what_the_node_owns_by_the_tables_word(world: impl World) {
