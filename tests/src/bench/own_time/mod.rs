@@ -78,7 +78,7 @@ enum Layouts {
 enum Layout {
     /// The master on one node, its followers on another: over NATS.
     TwoNodes,
-    /// All on one node.
+    /// All on one node, whose followers hear their master without NATS. The limit goes over NATS.
     OneNode,
 }
 
@@ -145,8 +145,8 @@ pub fn run(args: &OwnTimeArgs, json: bool) -> ExitCode {
         tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build().unwrap();
     let layouts: &[(Layout, &str)] = match args.layout {
         Layouts::Two => &[(Layout::TwoNodes, "")],
-        Layouts::One => &[(Layout::OneNode, "one_node_")],
-        Layouts::Both => &[(Layout::TwoNodes, ""), (Layout::OneNode, "one_node_")],
+        Layouts::One => &[(Layout::OneNode, "local_")],
+        Layouts::Both => &[(Layout::TwoNodes, ""), (Layout::OneNode, "local_")],
     };
     let mut all = serde_json::Map::new();
     let mut stages = serde_json::Map::new();
