@@ -62,7 +62,8 @@ impl Reading {
         monotonic.max(boottime).max(wall)
     }
 
-    /// Time that has passed since `earlier` for certain: by the clock that nobody sets.
+    /// Time that has passed since `earlier` for certain: by the clock that nobody sets. A time service
+    /// that slews may make it some percent fast.
     pub fn surely_since(&self, earlier: &Reading) -> Duration {
         self.boottime.saturating_sub(earlier.boottime)
     }

@@ -430,9 +430,11 @@ fn from_versioned<'a, T: Deserialize<'a> + Versioned>(bytes: &'a [u8]) -> Result
     if bytes.len() > MESSAGE_BYTES_MAX {
         return Err(DecodeError::TooLarge { bytes: bytes.len() });
     }
+    // An array of the right values would do as well, and is not of the contract.
+    let is_map = matches!(bytes.first(), Some(0x80..=0x8f | 0xde | 0xdf));
     let message = T::deserialize(&mut rmp_serde::Deserializer::from_read_ref(bytes));
     match message {
-        Ok(message) if message.version() == VERSION => Ok(message),
+        Ok(message) if is_map && message.version() == VERSION => Ok(message),
         _ => explained(bytes),
     }
 }

@@ -100,6 +100,20 @@ fn an_unknown_kind_or_version_is_an_error_of_its_own() {
 }
 
 #[test]
+fn an_array_of_the_right_values_is_no_message() {
+    let event: Value = rmp_serde::from_slice(&codec::encode_event(&events()[0])).unwrap();
+    let values: Vec<&Value> = event.as_object().unwrap().values().collect();
+    let bytes = rmp_serde::to_vec_named(&values).unwrap();
+    assert!(matches!(codec::decode_event(&bytes), Err(DecodeError::Field { .. })));
+    let request = rmp_serde::to_vec(&codec::SnapshotRequest {
+        v: codec::VERSION,
+        account: events()[0].account,
+        heard: None,
+    });
+    assert!(codec::decode_snapshot_request(&request.unwrap()).is_err());
+}
+
+#[test]
 fn a_newer_version_with_other_field_types_is_still_named_a_version() {
     let bytes = edited(|event| {
         event["v"] = json!(9);

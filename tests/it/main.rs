@@ -17,3 +17,4 @@ mod racing;
 mod restart;
 mod takeover;
 mod untaggable;
+mod why;

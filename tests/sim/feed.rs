@@ -5,8 +5,9 @@ use crate::plan::MS;
 use crate::world::{Who, World};
 use bus::feed::{FeedOutput, FeedState, Recipients};
 use bus::{DoubtReason, FeedMessage, FeedSettings};
-use schemas::{AccountId, MasterSnapshot};
+use schemas::{AccountId, MasterSnapshot, TradeEvent};
 use std::collections::BTreeSet;
+use std::sync::Arc;
 use std::time::Duration;
 
 /// One feed of one process.
@@ -80,6 +81,17 @@ fn check_connection(w: &mut World, who: Who, master: AccountId) {
 }
 
 /// A message of the bus arrived.
+/// An event of a publisher of the same process.
+pub(crate) fn hear_here(w: &mut World, who: Who, master: AccountId, event: Arc<TradeEvent>) {
+    check_connection(w, who, master);
+    let now = elapsed(w, who);
+    let received = w.base;
+    let Some(feed) = w.process(who).feeds.get_mut(&master) else { return };
+    let outputs = feed.core.observe_local_event(event, received, now);
+    w.reach("event_heard_here");
+    act(w, who, master, outputs);
+}
+
 pub(crate) fn hear(w: &mut World, who: Who, master: AccountId, message: Message) {
     check_connection(w, who, master);
     let now = elapsed(w, who);
@@ -174,6 +186,7 @@ fn act(w: &mut World, who: Who, master: AccountId, outputs: Vec<FeedOutput>) {
             }
             FeedOutput::CountDropped(reason) => match reason {
                 "duplicate" => w.reach("event_dropped_as_applied"),
+                "came_locally" => w.reach("came_by_the_bus_a_second_time"),
                 "old_epoch" | "old_epoch_beacon" => w.reach("old_epoch_dropped"),
                 _ => {}
             },

@@ -275,6 +275,8 @@ pub(crate) struct Plan {
     pub(crate) pace: u64,
     /// Mean latency of the bus, the database and the brokers.
     pub(crate) latencies: [u64; 3],
+    /// Followers hear a master of their own node without the bus.
+    pub(crate) local_path: bool,
 }
 
 impl Plan {
@@ -311,8 +313,10 @@ impl Plan {
                 *rng.pick(&[500, 2_000, 30_000]),
                 *rng.pick(&[1_000, 10_000, 60_000]),
             ],
+            local_path: true,
         };
         plan.draw_faults(&mut rng);
+        plan.local_path = rng.chance(0.5);
         plan
     }
 

@@ -12,7 +12,7 @@ use std::time::Instant;
 
 /// What must have happened at least so often in a run of a thousand seeds, or the net
 /// has holes.
-const MUST_REACH: [(&str, u64); 15] = [
+const MUST_REACH: [(&str, u64); 16] = [
     ("takeover_with_an_order_in_flight", 5),
     ("answer_after_the_deadline", 5),
     ("adopted_by_tag", 20),
@@ -20,6 +20,7 @@ const MUST_REACH: [(&str, u64); 15] = [
     ("mass_close_held", 5),
     ("snapshot_asked_again_because_stale", 20),
     ("event_dropped_as_applied", 20),
+    ("came_by_the_bus_a_second_time", 20),
     ("epoch_raised", 20),
     ("row_left_out", 20),
     ("duplicate_found_and_closed", 1),

@@ -1026,8 +1026,10 @@ fn pump_publisher(w: &mut World, who: Who, account: AccountId) {
         crate::oracle::published(w, who, account, token);
         crate::bus::publish(w, who, account, message.clone());
         // Followers here need not wait for the bus, which brings it a second time.
-        if matches!(message, Message::Event(_)) {
-            w.after(0, Some(who), move |w| crate::feed::hear(w, who, account, message));
+        if let Message::Event(event) = message
+            && w.plan.local_path
+        {
+            w.after(0, Some(who), move |w| crate::feed::hear_here(w, who, account, event));
         }
     }
     answer(w, who, account);

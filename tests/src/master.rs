@@ -91,6 +91,15 @@ impl Master {
         ticket
     }
 
+    /// Opens one trade of another symbol.
+    pub fn open_in(&mut self, symbol: &str, lots: &str) -> MasterTicket {
+        let opened = position(self.ticket(), lots.parse().unwrap(), wall());
+        let opened = MasterPosition { symbol: Symbol::new(symbol).unwrap(), ..opened };
+        let ticket = opened.ticket;
+        self.publish(vec![Change::PositionOpened(opened)]);
+        ticket
+    }
+
     /// Opens one trade.
     pub fn open(&mut self, lots: &str) -> MasterTicket {
         self.open_many(1, lots)[0]

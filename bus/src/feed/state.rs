@@ -97,6 +97,8 @@ pub struct FeedState {
     beacon_heard: bool,
     /// Last sign that the publisher lives: its beacon or its reply.
     last_life: Duration,
+    /// Highest place of an event that came without the bus.
+    heard_here: Option<(Epoch, Seq)>,
     rival: Rival,
 }
 
@@ -135,6 +137,7 @@ impl FeedState {
             last_beacon: now,
             beacon_heard: false,
             last_life: now,
+            heard_here: None,
             rival: Rival::default(),
         }
     }
@@ -218,6 +221,18 @@ impl FeedState {
         out
     }
 
+    /// An event of a publisher of this process, which the bus brings as well. It is judged as one
+    /// from there is.
+    pub fn observe_local_event(
+        &mut self,
+        event: Arc<TradeEvent>,
+        received: Instant,
+        now: Duration,
+    ) -> Vec<FeedOutput> {
+        self.heard_here = self.heard_here.max(Some((event.epoch, event.seq)));
+        self.observe_event(event, received, now)
+    }
+
     /// An event arrived.
     pub fn observe_event(
         &mut self,
@@ -245,7 +260,11 @@ impl FeedState {
                 let message = FeedMessage::Event { event, doubtful: false, received };
                 out.push(FeedOutput::Send { to: Recipients::All, message });
             }
-            Verdict::Duplicate => out.push(FeedOutput::CountDropped("duplicate")),
+            Verdict::Duplicate => {
+                let came_here = Some((event.epoch, event.seq)) <= self.heard_here;
+                let why = if came_here { "came_locally" } else { "duplicate" };
+                out.push(FeedOutput::CountDropped(why));
+            }
             Verdict::OldEpoch => out.push(FeedOutput::CountDropped("old_epoch")),
             Verdict::Gap { .. } | Verdict::NewEpoch | Verdict::Restarted => {
                 let reason = doubt_of(verdict, DoubtReason::Gap);
@@ -269,11 +288,32 @@ impl FeedState {
                 out.extend(self.note_rival(beacon.epoch, now));
                 out
             }
+            // Events of this process came before it. That says nothing of the publisher, which lives.
+            Verdict::Duplicate | Verdict::Restarted if self.is_overtaken(beacon) => {
+                let mut out = vec![FeedOutput::CountDropped("came_locally")];
+                self.note_life(now);
+                self.take_funds(beacon, &mut out);
+                out.extend(self.tick(now));
+                out
+            }
             // A late beacon from before is no sign of life: a publisher that counts low for ever
             // with a clock that is behind ends as silent, and is asked.
             Verdict::Duplicate => vec![FeedOutput::CountDropped("late_beacon")],
             verdict => self.follow_beacon(beacon, verdict, newer_epoch, now),
         }
+    }
+
+    /// The beacon was sent before an event that came without the bus, and so before it.
+    fn is_overtaken(&self, beacon: &Beacon) -> bool {
+        let heard = self.heard_here.filter(|(epoch, _)| *epoch == beacon.epoch);
+        heard.is_some_and(|(_, seq)| beacon.seq < seq)
+    }
+
+    fn note_life(&mut self, now: Duration) {
+        self.last_beacon = now;
+        self.beacon_heard = true;
+        self.last_life = now;
+        self.rival.answered = true;
     }
 
     fn follow_beacon(
@@ -283,10 +323,7 @@ impl FeedState {
         newer_epoch: bool,
         now: Duration,
     ) -> Vec<FeedOutput> {
-        self.last_beacon = now;
-        self.beacon_heard = true;
-        self.last_life = now;
-        self.rival.answered = true;
+        self.note_life(now);
         let mut out = Vec::new();
         self.take_funds(beacon, &mut out);
         let doubt = match verdict {

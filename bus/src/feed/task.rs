@@ -10,7 +10,7 @@ use crate::snapshot;
 use async_nats::{Client, Message, Statistics, Subscriber};
 use futures_util::StreamExt;
 use parking_lot::Mutex;
-use schemas::{AccountId, Epoch, MasterSnapshot, Seq, TradeEvent, codec, subject};
+use schemas::{AccountId, Epoch, MasterSnapshot, TradeEvent, codec, subject};
 use std::collections::BTreeMap;
 use std::collections::btree_map::Entry;
 use std::sync::atomic::Ordering;
@@ -32,7 +32,8 @@ const LOG_SPACING: Duration = Duration::from_secs(10);
 /// How often the gauges over all feeds are set.
 const GAUGE_INTERVAL: Duration = Duration::from_secs(1);
 
-/// Events that came without the bus and wait for the task. What does not fit comes by the bus alone.
+/// Events that came without the bus and wait for the task. What does not fit comes by the bus; the
+/// next one that does fit is a gap before that.
 const LOCAL_EVENTS_MAX: usize = 4_096;
 
 /// Opens feeds.
@@ -123,7 +124,6 @@ impl Feed {
             metrics: FeedMetrics::new(),
             offset: LeastDelay::default(),
             logged_at: None,
-            local_last: None,
         };
         let task: JoinHandle<()> = runtime.spawn(task.run(reply_rx, local_rx));
         let task = Arc::new(AbortOnDrop(task.abort_handle()));
@@ -176,7 +176,8 @@ impl FeedHandle {
     /// well. Its place makes the one that arrives second a duplicate. Never waits: what does not
     /// fit comes by the bus alone.
     pub fn deliver(&self, event: Arc<TradeEvent>) {
-        if self.local.try_send(event).is_err() {
+        // A feed that has ended takes nothing.
+        if let Err(mpsc::error::TrySendError::Full(_)) = self.local.try_send(event) {
             count(names::DROPPED, "reason", "local_queue_full");
         }
     }
@@ -216,8 +217,6 @@ struct FeedTask {
     metrics: FeedMetrics,
     offset: LeastDelay,
     logged_at: Option<Instant>,
-    /// The last place that came without the bus.
-    local_last: Option<(Epoch, Seq)>,
 }
 
 impl FeedTask {
@@ -344,20 +343,9 @@ impl FeedTask {
         let received = Instant::now();
         self.check_connection();
         self.metrics.local.increment(1);
-        self.local_last = self.local_last.max(Some((event.epoch, event.seq)));
         let now = received.duration_since(self.start);
-        let outputs = self.core.observe_event(event, received, now);
+        let outputs = self.core.observe_local_event(event, received, now);
         self.act(outputs);
-    }
-
-    /// The second arrival of an event that came without the bus is no fault of the bus.
-    fn as_expected(&self, place: (Epoch, Seq), output: FeedOutput) -> FeedOutput {
-        match output {
-            FeedOutput::CountDropped("duplicate") if Some(place) <= self.local_last => {
-                FeedOutput::CountDropped("came_locally")
-            }
-            other => other,
-        }
     }
 
     fn take_message(&mut self, message: &Message) {
@@ -368,9 +356,7 @@ impl FeedTask {
             Some(subject::Subject::Event(_)) => match codec::decode_event(&message.payload) {
                 Ok(event) => {
                     self.metrics.events.increment(1);
-                    let place = (event.epoch, event.seq);
-                    let outputs = self.core.observe_event(Arc::new(event), received, now);
-                    outputs.into_iter().map(|output| self.as_expected(place, output)).collect()
+                    self.core.observe_event(Arc::new(event), received, now)
                 }
                 Err(error) => self.undecodable("event", &error, now),
             },

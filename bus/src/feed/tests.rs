@@ -170,6 +170,30 @@ fn six_seconds_without_a_beacon_are_a_doubt() {
     assert_eq!(feed.request, Request::InFlight);
 }
 
+// The bus is slow, and the master trades all the time: every beacon comes late here.
+#[test]
+fn a_beacon_that_events_of_this_process_overtook_is_a_sign_of_life_and_no_restart() {
+    let mut feed = joined();
+    let mut last = 10;
+    for second in 2..20 {
+        last += 1;
+        let heard =
+            feed.observe_local_event(opened(5, last, 8), Instant::now(), ms(second * 1_000));
+        assert_eq!(words(&heard), [format!("5:{last}")]);
+        // Sent before the event, by a clock that had gone on further when it was.
+        let late = Beacon { at: Micros(90_000), ..beacon(5, last - 1, &[7]) };
+        let out = feed.observe_beacon(&late, ms(second * 1_000 + 100));
+        assert_eq!(words(&out), ["dropped came_locally"]);
+    }
+    assert_eq!(feed.doubt(), None);
+    let again = feed.observe_event(opened(5, last, 8), Instant::now(), ms(19_200));
+    assert_eq!(words(&again), ["dropped came_locally"]);
+    // One that was overtaken by nothing is judged as ever.
+    let restarted = Beacon { at: Micros(99_000), ..beacon(5, last, &[7]) };
+    let out = feed.observe_beacon(&restarted, ms(19_300));
+    assert_eq!(words(&out)[0], "doubt digest_differs");
+}
+
 #[test]
 fn a_publisher_back_under_its_old_epoch_is_followed_from_its_new_count() {
     let mut feed = joined();

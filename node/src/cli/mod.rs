@@ -13,6 +13,7 @@ pub mod paper_ctl;
 pub mod publish;
 pub mod status;
 pub mod table;
+pub mod why;
 
 use clap::{Parser, Subcommand};
 use std::process::ExitCode;
@@ -39,6 +40,8 @@ enum Verb {
     Link(link::LinkArgs),
     /// Who owns what, right now.
     Status(status::StatusArgs),
+    /// Why a trade was copied, or was not: its story on one link.
+    Why(why::WhyArgs),
     /// The whole thing on this machine: servers, nodes, a master, followers, and a node killed in the middle.
     Demo(demo::DemoArgs),
 }
@@ -105,6 +108,7 @@ pub fn main() -> ExitCode {
         Verb::Account(args) => account::run(args),
         Verb::Link(args) => link::run(args),
         Verb::Status(args) => status::run(args),
+        Verb::Why(args) => why::run(args),
         Verb::Demo(args) => demo::run(args),
     };
     match done {

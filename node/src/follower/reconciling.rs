@@ -142,7 +142,7 @@ impl Follower {
             }
         };
         effects.push(summary(id, reading, position, reason, &plan));
-        self.execute(now, id, reading.id, plan, &busy, effects);
+        self.execute(now, id, reading, plan, &busy, effects);
     }
 
     /// What a plan must not touch: orders on their way, what moved since the read began, and
@@ -175,7 +175,7 @@ impl Follower {
         &mut self,
         now: Now,
         id: LinkId,
-        read: u64,
+        reading: &Reading,
         mut plan: Plan,
         busy: &BTreeSet<MasterTicket>,
         effects: &mut Vec<Effect>,
@@ -202,18 +202,18 @@ impl Follower {
         if !busy.is_empty() {
             link.set_due(now.node.plus(UNRESOLVED_LOOK), Reason::Waiting);
         }
-        self.resolve_unknowns(now, id, &mut plan);
+        self.resolve_unknowns(reading.begun.node, id, &mut plan);
         self.wait_for_notes(now, id, &plan.notes);
-        self.carry_out(now, id, read, plan.actions, effects);
+        self.carry_out(now, id, reading.id, plan.actions, effects);
     }
 
     /// An order of unknown outcome is settled by a plan that has looked at its ticket and does
     /// not wait for the answer.
-    fn resolve_unknowns(&mut self, now: Now, id: LinkId, plan: &mut Plan) {
+    fn resolve_unknowns(&mut self, begun: NodeTime, id: LinkId, plan: &mut Plan) {
         let mut open: BTreeSet<MasterTicket> = plan.notes.iter().filter_map(still_open).collect();
         plan.actions.retain(|action| {
             let key = TicketKey { link: id, ticket: action.master_ticket };
-            let repeats = self.repeats_reduction(now, key, action);
+            let repeats = self.repeats_reduction(begun, key, action);
             if repeats {
                 open.insert(action.master_ticket);
             }
@@ -229,12 +229,12 @@ impl Follower {
 
     /// A partial close of unknown outcome may still be carried out, and a second one with it, and
     /// what was closed too much cannot be had back: it is not sent again while it may arrive, unless
-    /// the volume shows that it did (H49).
-    fn repeats_reduction(&self, now: Now, key: TicketKey, action: &CopyAction) -> bool {
+    /// the volume shows that it did (H49). A read that began earlier may not show what arrived since.
+    fn repeats_reduction(&self, begun: NodeTime, key: TicketKey, action: &CopyAction) -> bool {
         let Some(order) = self.unresolved.get(&key) else { return false };
         let CopyStep::ReduceCopy { target: left, .. } = &order.step else { return false };
         let is_young = order.submitted.is_some_and(|at| {
-            now.node.surely_since(at.node) <= self.settings.limits.longest_delivery()
+            begun.surely_since(at.node) <= self.settings.limits.longest_delivery()
         });
         is_young
             && action.steps.iter().any(|step| match step {

@@ -710,7 +710,7 @@ impl Follower {
             self.settle_until = None;
             self.all_due(now.node, Reason::Settled);
         }
-        while self.audits.front().is_some_and(|at| now.node >= *at) {
+        while self.audits.front().is_some_and(|at| now.node.is_surely_at(*at)) {
             self.audits.pop_front();
             self.all_due(now.node, Reason::Audit);
         }
@@ -751,7 +751,7 @@ impl Follower {
         let max = self.settings.row_wait_max;
         let mut over = Vec::new();
         for (key, since) in &mut self.unstored {
-            if now.node.since(*since.get_or_insert(now.node)) >= max {
+            if now.node.surely_since(*since.get_or_insert(now.node)) >= max {
                 over.push(*key);
             }
         }

@@ -608,9 +608,9 @@ impl Holdings {
         let free_are_frozen = self.guard.history_is_lost(finished) && reply.unowned > 0;
         let frozen = (!may_claim_expired && reply.orphaned > 0) || free_are_frozen;
         let expiry = if frozen { Some(Duration::ZERO) } else { reply.next_expiry };
-        let expiry = expiry
-            .filter(|_| has_capacity)
-            .map(|left| finished.plus(left).max(self.guard.frozen_until()));
+        // A freeze is counted by the clock that nobody sets, and so is the rest of it.
+        let freeze = self.guard.frozen_until().surely_since(finished);
+        let expiry = expiry.filter(|_| has_capacity).map(|left| finished.plus(left.max(freeze)));
         let soonest = [expiry, grace_end.filter(|end| *end > finished)].into_iter().flatten().min();
         Wish {
             started,

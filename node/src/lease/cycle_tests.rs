@@ -403,6 +403,28 @@ fn freeze_of_claims_is_not_over_because_our_wall_clock_was_set_forward() {
     assert!(guard.expired_may_be_claimed(clock.now()) && !guard.history_is_lost(clock.now()));
 }
 
+// It would ask the database five times a second until the freeze ends.
+#[test]
+fn end_of_a_freeze_is_waited_for_although_our_wall_clock_was_set_forward() {
+    let ours = ManualClock::default();
+    let clock = NodeClock::new(ours.clone());
+    let mut node = holdings(100, 50);
+    let mut cycle = |timeline| {
+        let started = clock.now();
+        let request = node.request(started);
+        let mut answer = CycleReply { orphaned: 3, ..reply(started) };
+        answer.database.timeline = Some(timeline);
+        node.confirm(&request, started, started, &answer).wish.due(&TIMING, 0.0)
+    };
+    cycle(1);
+    ours.advance(s(5));
+    cycle(2);
+    ours.hold_guest(s(3_600));
+    ours.advance(s(1));
+    let due = cycle(2);
+    assert_eq!(due, clock.now().plus(TIMING.cycle));
+}
+
 #[test]
 fn our_wall_clock_that_is_set_forward_alone_is_no_step_of_the_database() {
     let ours = ManualClock::default();

@@ -494,9 +494,10 @@ impl Transaction<'_> {
                 && row.lease_until.is_none_or(|until| until.plus(wait) < self.begun_at);
             (is_dead(owner) && row.starts <= 1) || (claim.expired && believed && has_run_out)
         });
-        let seen = |rows: Vec<AccountId>| self.near_first(rows, 4 * room);
+        let near_first = |rows: Vec<AccountId>| self.near_first(rows, 4 * room);
+        let picked = near_first(free).into_iter().chain(near_first(expired));
         let picked: Vec<AccountId> =
-            seen(free).into_iter().chain(seen(expired)).take(room).collect();
+            picked.filter(|account| !self.is_locked(account)).take(room).collect();
         let (until, now) = (self.until(), self.written_at);
         let mut claimed = Vec::new();
         for account in picked {
@@ -512,17 +513,22 @@ impl Transaction<'_> {
         claimed
     }
 
-    /// Some more than may be taken, followers of masters that this node leads first.
-    fn near_first(&self, mut rows: Vec<AccountId>, seen_max: usize) -> Vec<AccountId> {
+    /// Of the first ones that are seen, followers of masters that this node leads come first.
+    fn near_first(&self, rows: Vec<AccountId>, seen_max: usize) -> Vec<AccountId> {
         let node = Some(self.request.node.as_str());
         let leads =
             |master| self.rows.get(master).is_some_and(|row| row.node_id.as_deref() == node);
-        rows.truncate(seen_max);
-        rows.sort_by_key(|account| {
-            let row = self.rows.get(account);
-            !row.is_some_and(|row| row.masters.iter().any(leads))
-        });
-        rows
+        let is_near = |account: &AccountId| {
+            self.rows.get(account).is_some_and(|row| row.masters.iter().any(leads))
+        };
+        let near: BTreeSet<AccountId> =
+            rows.iter().take(seen_max).copied().filter(|account| is_near(account)).collect();
+        let rest = rows.into_iter().filter(|account| !near.contains(account));
+        near.iter().copied().chain(rest).collect()
+    }
+
+    fn is_locked(&self, account: &AccountId) -> bool {
+        self.locks.exclusive.contains(account) || self.locks.shared.contains(account)
     }
 
     fn claimable(
@@ -534,8 +540,6 @@ impl Transaction<'_> {
             row.enabled
                 && self.request.platforms.contains(&row.platform)
                 && !claim.avoid.contains(account)
-                && !self.locks.exclusive.contains(account)
-                && !self.locks.shared.contains(account)
         };
         let rows =
             self.rows.iter().filter(|(account, row)| open(account, row) && fits(account, row));

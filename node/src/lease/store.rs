@@ -403,11 +403,19 @@ macro_rules! leads_a_master {
     };
 }
 
+/// Whether the lease of account `a` of a dead owner has run out, or its owner is proven dead.
+macro_rules! has_run_out {
+    () => {
+        "(((select expired from believed) and a.lease_until + lockstep_claim_wait(a.starts, a.id, $3) < now())
+               or (a.node_id = any ($8) and a.starts <= 1))"
+    };
+}
+
 /// Free rows come from the partial index. Expired rows are found by owner: one index descent for
 /// each distinct owner, one probe of its lease, and rows only of owners whose probe has run out.
-/// Of each kind some more are looked at than may be taken, so that followers of masters that this
-/// node leads come first: they need not hear them over the bus. Rows are locked one after the other
-/// until there are enough.
+/// Of each kind four times as many are looked at as may be taken, for followers of masters that this
+/// node leads: they come first, as they need not hear them over the bus. The rest is taken as it
+/// comes, however many rows others have locked.
 /// The LATERAL forms keep the plan on its indexes whatever the statistics say, and every CTE that
 /// locks is materialised: otherwise it would run again and lock more than its limit (M1).
 pub(crate) const CLAIM: &str = concat!("
@@ -446,40 +454,62 @@ with recursive believed as materialized (
         order by a.id
         limit (select 4 * rows_max from room)
     ) r
-), free as materialized (
+), free_near as materialized (
     select r.id, null::text as previous_owner
-    from (select id from free_seen order by is_near desc, id) s, lateral (
+    from (select id from free_seen where is_near order by id) s, lateral (
         select a.id from trading_accounts a
         where a.id = s.id and a.enabled and a.node_id is null
         limit 1
         for update skip locked
     ) r
     limit (select rows_max from room)
+), free_rest as materialized (
+    select r.id, null::text as previous_owner
+    from unnest($1::text[]) as p (platform), lateral (
+        select a.id from trading_accounts a
+        where a.platform = p.platform and a.enabled and a.node_id is null and a.id <> all ($7)
+          and a.id not in (select id from free_near)
+        order by a.id
+        limit (select rows_max from room) - (select count(*) from free_near)
+        for update skip locked
+    ) r
 ), expired_seen as materialized (
     select r.id, d.node_id, r.is_near
     from dead d, lateral (
         select a.id, ", leads_a_master!(), " as is_near from trading_accounts a
         where a.platform = d.platform and a.node_id = d.node_id
           and a.enabled and a.id <> all ($7)
-          and (((select expired from believed) and a.lease_until + lockstep_claim_wait(a.starts, a.id, $3) < now())
-               or (a.node_id = any ($8) and a.starts <= 1))
+          and ", has_run_out!(), "
         limit (select 4 * rows_max from room)
     ) r
-), expired as materialized (
+), expired_near as materialized (
     select r.id, s.node_id as previous_owner
-    from (select id, node_id from expired_seen order by is_near desc, id) s, lateral (
+    from (select id, node_id from expired_seen where is_near order by id) s, lateral (
         select a.id from trading_accounts a
-        where a.id = s.id and a.node_id = s.node_id and a.enabled
-          and (((select expired from believed) and a.lease_until + lockstep_claim_wait(a.starts, a.id, $3) < now())
-               or (a.node_id = any ($8) and a.starts <= 1))
+        where a.id = s.id and a.node_id = s.node_id and a.enabled and ", has_run_out!(), "
         limit 1
         for update skip locked
     ) r
     limit (select rows_max from room)
+), expired_rest as materialized (
+    select r.id, d.node_id as previous_owner
+    from dead d, lateral (
+        select a.id from trading_accounts a
+        where a.platform = d.platform and a.node_id = d.node_id
+          and a.enabled and a.id <> all ($7)
+          and a.id not in (select id from expired_near)
+          and ", has_run_out!(), "
+        limit (select rows_max from room) - (select count(*) from expired_near)
+        for update skip locked
+    ) r
 ), picked as materialized (
-    select id, previous_owner from free
+    select id, previous_owner from free_near
     union all
-    select id, previous_owner from expired
+    select id, previous_owner from free_rest
+    union all
+    select id, previous_owner from expired_near
+    union all
+    select id, previous_owner from expired_rest
     limit (select rows_max from room)
 )
 update trading_accounts a

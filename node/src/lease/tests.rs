@@ -111,7 +111,11 @@ trait World: Send + Sync {
     /// How often a row was begun since its last good tenure.
     async fn starts(&self, id: u64) -> u32;
     /// Runs `work` while somebody else holds a lock on the row.
-    async fn while_locked<T>(&self, id: u64, work: impl Future<Output = T>) -> T;
+    async fn while_locked<T>(&self, id: u64, work: impl Future<Output = T>) -> T {
+        self.while_all_locked(&[id], work).await
+    }
+    /// The same with several rows.
+    async fn while_all_locked<T>(&self, ids: &[u64], work: impl Future<Output = T>) -> T;
 }
 
 struct MemoryWorld {
@@ -161,10 +165,10 @@ impl World for MemoryWorld {
         self.table.row(account(id)).unwrap().starts
     }
 
-    async fn while_locked<T>(&self, id: u64, work: impl Future<Output = T>) -> T {
-        self.table.set_locked(account(id), true);
+    async fn while_all_locked<T>(&self, ids: &[u64], work: impl Future<Output = T>) -> T {
+        ids.iter().for_each(|id| self.table.set_locked(account(*id), true));
         let done = work.await;
-        self.table.set_locked(account(id), false);
+        ids.iter().for_each(|id| self.table.set_locked(account(*id), false));
         done
     }
 }
@@ -260,10 +264,11 @@ impl World for PostgresWorld {
         starts as u32
     }
 
-    async fn while_locked<T>(&self, id: u64, work: impl Future<Output = T>) -> T {
+    async fn while_all_locked<T>(&self, ids: &[u64], work: impl Future<Output = T>) -> T {
+        let ids: Vec<i64> = ids.iter().map(|id| account(*id).as_i64()).collect();
         let mut other = self.admin.begin().await.unwrap();
-        sqlx::query("select 1 from trading_accounts where id = $1 for update")
-            .bind(account(id).as_i64())
+        sqlx::query("select 1 from trading_accounts where id = any ($1) for update")
+            .bind(ids)
             .execute(&mut *other)
             .await
             .unwrap();

@@ -29,6 +29,7 @@ for_both_stores! {
     account_that_went_to_another_node_and_back_is_another_tenure
     renewal_passes_a_locked_row_by_and_renews_the_others
     claim_passes_a_locked_row_by
+    claim_passes_more_locked_rows_by_than_it_looks_at_for_near_ones
     release_frees_the_row_and_the_next_owner_starts_clean
     release_under_another_token_does_nothing
     release_of_a_locked_row_waits_for_the_next_cycle
@@ -226,6 +227,20 @@ async fn renewal_passes_a_locked_row_by_and_renews_the_others(world: impl World)
     assert!(!reply.renewed.contains(&account(7)));
     assert_eq!(reply.owned.len(), 10);
     assert_eq!(store.cycle(&request).await.unwrap().renewed.len(), 10);
+}
+
+// H17: somebody's long transaction over many accounts.
+async fn claim_passes_more_locked_rows_by_than_it_looks_at_for_near_ones(world: impl World) {
+    for id in 1..=6 {
+        world.set_account(id, "paper", true).await;
+    }
+    let mut store = world.store();
+    let claimed = world
+        .while_all_locked(&[1, 2, 3, 4, 5], async {
+            store.cycle(&claiming("a", 1)).await.unwrap().claimed
+        })
+        .await;
+    assert_eq!(claimed.iter().map(|row| row.tenure.account).collect::<Vec<_>>(), [account(6)]);
 }
 
 async fn claim_passes_a_locked_row_by(world: impl World) {
