@@ -5,6 +5,7 @@ use lockstep_tests::oracle::State;
 use lockstep_tests::world::{SOON, TAKEOVER, World, until};
 use paper::faults::{FaultKind, FaultSpec};
 use paper::protocol::Style;
+use reconcile::Limits;
 use schemas::{MasterTicket, RejectClass};
 
 /// Waits until the story of a ticket has this verdict, and gives what it says.
@@ -55,7 +56,9 @@ async fn why_tells_how_each_trade_came_to_be_copied_or_not() {
     node.process.terminate().unwrap();
     node.process.wait(TAKEOVER).await.unwrap();
     let late = master.open("0.30");
-    let far = master.open_at("0.30", Some("1.20000"));
+    let far = master.open_at("0.30", Some("1.00000"));
+    // From this age on an open falls under the price rule.
+    tokio::time::sleep(Limits::default().late_after).await;
     let _next = world.node("b").start();
     assert_says(&until_told(&world, late, "copied_late").await, &["late"]);
     assert_says(&until_told(&world, far, "skipped").await, &["slippage"]);
