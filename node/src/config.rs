@@ -76,6 +76,8 @@ const WRITE_EVERY: &str = "LOCKSTEP_WRITE_EVERY";
 const PARALLEL_ORDERS: &str = "LOCKSTEP_PARALLEL_ORDERS";
 const HOT_THREADS: &str = "LOCKSTEP_HOT_THREADS";
 const BUSY_POLL: &str = "LOCKSTEP_BUSY_POLL";
+const BLOCKING_FOLLOWERS: &str = "LOCKSTEP_BLOCKING_FOLLOWERS";
+const BLOCKING_THREADS_MAX: &str = "LOCKSTEP_BLOCKING_THREADS_MAX";
 const METRICS_LISTEN: &str = "LOCKSTEP_METRICS_LISTEN";
 const LOG: &str = "LOCKSTEP_LOG";
 const EVENT_LOG: &str = "LOCKSTEP_EVENT_LOG";
@@ -192,6 +194,20 @@ pub const SETTINGS: &[Setting] = &[
         Some("0"),
         "how many of these threads never sleep: each takes a core for itself, and saves the wake-up \
          of a sleeping one before an order; for whoever owns the machine",
+    ),
+    setting(
+        BLOCKING_FOLLOWERS,
+        Some("0"),
+        "accounts of this node at most whose order calls hold a thread until they are answered; each \
+         has LOCKSTEP_PARALLEL_ORDERS threads, made at the start, about 30 KiB each. 0: this node \
+         cannot serve such accounts, because most platforms need no threads",
+    ),
+    setting(
+        BLOCKING_THREADS_MAX,
+        Some("4096"),
+        "threads made for these at most; where fewer are made than the accounts may use at once, the \
+         node warns at its start, and calls may wait for the answers of others. 4096 are a follower \
+         number of 256, and about 120 MiB",
     ),
     setting(
         METRICS_LISTEN,
@@ -364,6 +380,10 @@ pub struct NodeConfig {
     pub hot_threads: u32,
     /// `LOCKSTEP_BUSY_POLL`
     pub busy_poll: u32,
+    /// `LOCKSTEP_BLOCKING_FOLLOWERS`
+    pub blocking_followers: u32,
+    /// `LOCKSTEP_BLOCKING_THREADS_MAX`
+    pub blocking_threads_max: u32,
     /// `LOCKSTEP_METRICS_LISTEN`
     pub metrics_listen: SocketAddr,
     /// `LOCKSTEP_EVENT_LOG`; nothing where it is empty.
@@ -409,6 +429,8 @@ impl NodeConfig {
             parallel_orders: reader.number(PARALLEL_ORDERS, 1, 256),
             hot_threads: reader.number(HOT_THREADS, 1, 64),
             busy_poll: reader.number(BUSY_POLL, 0, 64),
+            blocking_followers: reader.number(BLOCKING_FOLLOWERS, 0, 10_000),
+            blocking_threads_max: reader.number(BLOCKING_THREADS_MAX, 1, 32_768),
             metrics_listen: reader.address(METRICS_LISTEN),
             event_log: reader.file(EVENT_LOG),
             own_time_log: reader.file(OWN_TIME_LOG),
@@ -434,6 +456,13 @@ impl NodeConfig {
             retry: self.retry,
             query_limit: self.query_limit,
         }
+    }
+
+    /// Threads for broker calls that hold one: what the accounts may use at once, and what of it
+    /// is allowed.
+    pub fn blocking_threads(&self) -> BlockingThreads {
+        let wanted = self.blocking_followers as usize * self.parallel_orders as usize;
+        BlockingThreads { wanted, allowed: wanted.min(self.blocking_threads_max as usize) }
     }
 
     /// What the node runs with, as text, secrets hidden; printed at its start.
@@ -468,6 +497,8 @@ impl NodeConfig {
             (PARALLEL_ORDERS, self.parallel_orders.to_string()),
             (HOT_THREADS, self.hot_threads.to_string()),
             (BUSY_POLL, self.busy_poll.to_string()),
+            (BLOCKING_FOLLOWERS, self.blocking_followers.to_string()),
+            (BLOCKING_THREADS_MAX, self.blocking_threads_max.to_string()),
             (METRICS_LISTEN, self.metrics_listen.to_string()),
             (EVENT_LOG, path(self.event_log.as_ref())),
             (OWN_TIME_LOG, path(self.own_time_log.as_ref())),
@@ -533,8 +564,24 @@ impl NodeConfig {
                 self.stale, self.beacon
             ),
         );
+        require(
+            self.blocking_followers <= self.capacity,
+            format!(
+                "{BLOCKING_FOLLOWERS} must be at most {CAPACITY}: {} is more than {}",
+                self.blocking_followers, self.capacity
+            ),
+        );
         broken
     }
+}
+
+/// How many threads a node makes for broker calls that hold one.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct BlockingThreads {
+    /// Followers times parallel orders: with so many no call waits for another one's answer.
+    pub wanted: usize,
+    /// At most so many are made.
+    pub allowed: usize,
 }
 
 /// The name a node has if nobody gives it one.

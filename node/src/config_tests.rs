@@ -210,3 +210,15 @@ fn more_threads_that_never_sleep_than_there_are_is_refused() {
     assert_eq!(read(&[(BUSY_POLL, "3"), (HOT_THREADS, "4")]).busy_poll, 3);
     assert_eq!(read(&[]).busy_poll, 0);
 }
+
+#[test]
+fn threads_for_blocking_calls_are_followers_times_parallel_orders_and_at_most_what_is_allowed() {
+    assert_eq!(read(&[]).blocking_threads(), BlockingThreads { wanted: 0, allowed: 0 });
+    let some = [(BLOCKING_FOLLOWERS, "30"), (PARALLEL_ORDERS, "27")];
+    assert_eq!(read(&some).blocking_threads(), BlockingThreads { wanted: 810, allowed: 810 });
+    let few = [(BLOCKING_FOLLOWERS, "30"), (BLOCKING_THREADS_MAX, "100")];
+    assert_eq!(read(&few).blocking_threads(), BlockingThreads { wanted: 480, allowed: 100 });
+    let faults = faults(&[(BLOCKING_FOLLOWERS, "31"), (CAPACITY, "30")]);
+    assert!(faults[0].contains("LOCKSTEP_BLOCKING_FOLLOWERS must be at most LOCKSTEP_CAPACITY"));
+    assert!(faults[0].contains("31 is more than 30"), "{faults:?}");
+}

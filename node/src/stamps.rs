@@ -27,8 +27,8 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Instant;
 
-/// Rows that are kept: about an hour of bursts, 50 MB.
-const ROWS_MAX: usize = 1 << 19;
+/// Rows that are kept: two hours of bursts, 100 MB.
+const ROWS_MAX: usize = 1 << 20;
 /// Readings of the clock that the anchor is the best of.
 const ANCHOR_READINGS: usize = 16;
 /// Numbers of a row.

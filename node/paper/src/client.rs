@@ -285,6 +285,16 @@ impl PaperSession {
         }
     }
 
+    /// `order`, holding the calling thread until the answer is there, as a vendor's library does.
+    ///
+    /// Not for a thread of a runtime: nothing else would run on it meanwhile.
+    pub fn order_blocking(&self, request: &OrderRequest, meta: SendMeta) -> OrderOutcome {
+        match self.submit(request, meta) {
+            Ok(answer) => crate::blocking::wait(answer),
+            Err(not_sent) => OrderOutcome::NotSent(not_sent),
+        }
+    }
+
     /// Whether the broker has said that the lists of this account are complete.
     pub fn is_synced(&self) -> bool {
         self.inner.state.synced.load(Ordering::Acquire) && self.lost_reason().is_none()

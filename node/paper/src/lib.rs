@@ -11,6 +11,7 @@
 //!
 //! `README.md` beside this crate is the protocol, and what is not modelled.
 
+mod blocking;
 pub mod broker;
 #[cfg(test)]
 mod broker_tests;

@@ -7,7 +7,7 @@
 use super::metrics::names;
 use super::reading::read;
 use super::rows::{self, Owner};
-use super::session::{AccountSession, Connection, LOAD_RETRY};
+use super::session::{AccountSession, Answered, Connection, LOAD_RETRY};
 use crate::broker::{Answer, BrokerSession, NotSent, Outcome, PermittedOrder};
 use crate::clock::NodeTime;
 use crate::follower::{Attempt, Effect, Grounds, Input, Now, Record, TicketKey};
@@ -17,6 +17,7 @@ use crate::stamps::Trace;
 use crate::writer::Row;
 use schemas::{AccountId, Token};
 use std::collections::VecDeque;
+use std::pin::Pin;
 use std::sync::Arc;
 use std::task::Poll;
 use std::time::Duration;
@@ -187,7 +188,7 @@ impl AccountSession {
                 return self.answered_at_once(key, attempt, outcome, at);
             }
             // It left, and its end is known already: one more answer that comes after.
-            Some(outcome) => answer = Box::pin(std::future::ready(outcome)),
+            Some(outcome) => answer = Answer::now(outcome),
             None => {}
         }
         let Some(follower) = &mut self.follower else { return Vec::new() };
@@ -199,17 +200,24 @@ impl AccountSession {
             context.notes.note(at.wall, || sent(account, token, key, attempt, grounds));
         }
         let effects = follower.submitted(key, attempt, at);
-        if let Some(own_time) = follower.own_time(key) {
-            self.counters.own_time(action).record(own_time.as_secs_f64());
-        }
         let limit = context.config.broker_call_limit;
+        // Where it leaves on another thread, its own time is known with its answer.
+        if !answer.leaves_by_itself() {
+            self.count_own_time(key, action);
+        }
         connection.answers.push(Box::pin(async move {
-            let outcome = tokio::time::timeout(limit, answer)
-                .await
-                .unwrap_or_else(|_| Outcome::Unknown("no answer within the call limit".into()));
-            (key, attempt, outcome)
+            let (outcome, left) = answer.within(limit).await;
+            Answered { key, attempt, action, outcome, left }
         }));
         effects
+    }
+
+    /// Counts the own time of an order that has left, where it has one.
+    pub(super) fn count_own_time(&mut self, key: TicketKey, action: &'static str) {
+        let own_time = self.follower.as_ref().and_then(|follower| follower.own_time(key));
+        if let Some(own_time) = own_time {
+            self.counters.own_time(action).record(own_time.as_secs_f64());
+        }
     }
 
     fn perform(&mut self, connection: &mut Connection, effect: Effect) {
@@ -325,9 +333,9 @@ fn sent(
 }
 
 /// The outcome, if it is there without waiting.
-fn ready(answer: &mut crate::broker::Answer) -> Option<Outcome> {
+fn ready(answer: &mut Answer) -> Option<Outcome> {
     let mut cx = std::task::Context::from_waker(std::task::Waker::noop());
-    match answer.as_mut().poll(&mut cx) {
+    match Pin::new(answer).poll(&mut cx) {
         Poll::Ready(outcome) => Some(outcome),
         Poll::Pending => None,
     }

@@ -13,6 +13,8 @@ pub mod names {
     pub const BROKER_CALLS_STARTED: &str = "lockstep_broker_calls_started_total";
     /// Orders answered.
     pub const BROKER_CALLS_FINISHED: &str = "lockstep_broker_calls_finished_total";
+    /// Threads made for broker calls that hold one.
+    pub const BROKER_THREADS: &str = "lockstep_broker_threads_started_total";
     /// Own time.
     pub const OWN_TIME: &str = "lockstep_copy_own_time_seconds";
     /// What was done for followers.
@@ -55,6 +57,11 @@ pub const METRICS: &[Metric] = &[
         names::BROKER_CALLS_FINISHED,
         &["outcome"],
         "Orders answered, or given up as unknown.",
+    ),
+    Metric::counter(
+        names::BROKER_THREADS,
+        &[],
+        "Threads made for broker calls that hold one: all of them at the start, none in a burst.",
     ),
     Metric::seconds(
         names::OWN_TIME,

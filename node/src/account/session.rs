@@ -20,10 +20,11 @@ use super::leading::Leading;
 use super::metrics::{Counters, names};
 use super::reading::{Load, load};
 use super::rows::Owner;
+use crate::broker::executor::{self, Executor};
 use crate::broker::paper::{
     self as paper_platform, PaperBrokerSession, PaperEvents, PaperSettings,
 };
-use crate::broker::{BrokerError, BrokerSession, Outcome, SessionEvent};
+use crate::broker::{BrokerError, BrokerSession, LeftAt, Outcome, SessionEvent};
 use crate::clock::{NodeClock, NodeTime};
 use crate::config::NodeConfig;
 use crate::directory::{Directory, SessionAccount};
@@ -101,6 +102,8 @@ pub struct NodeContext {
     pub rows: Arc<PgRows>,
     /// Accounts and links.
     pub directory: Directory,
+    /// Its threads for broker calls that hold one.
+    pub executor: Executor,
     /// Where slow work runs.
     pub slow: Handle,
     /// Where sessions run.
@@ -195,7 +198,17 @@ pub async fn run(context: Arc<NodeContext>, gained: Gained, control: Control) ->
     ended
 }
 
-type AnswerFuture = Pin<Box<dyn Future<Output = (TicketKey, Attempt, Outcome)> + Send>>;
+/// What became of an order.
+pub(super) struct Answered {
+    pub(super) key: TicketKey,
+    pub(super) attempt: Attempt,
+    pub(super) action: &'static str,
+    pub(super) outcome: Outcome,
+    /// When it left, where that was not when it was handed over.
+    pub(super) left: Option<LeftAt>,
+}
+
+type AnswerFuture = Pin<Box<dyn Future<Output = Answered> + Send>>;
 pub(super) type ReadFuture = Pin<Box<dyn Future<Output = (u64, Option<AccountRead>)> + Send>>;
 
 pub(super) struct AccountSession {
@@ -220,6 +233,8 @@ pub(super) struct AccountSession {
     last_word: Option<&'static str>,
     /// The account at the broker cannot hold copies side by side.
     cannot_follow: bool,
+    /// How long an order may wait here after it was noted as sent.
+    orders_wait: Duration,
     /// Since when the session could not be opened.
     down_since: Option<NodeTime>,
     /// Since when a master is doubtful, while the session is open.
@@ -275,6 +290,7 @@ impl AccountSession {
             last_status: None,
             last_word: None,
             cannot_follow: false,
+            orders_wait: Duration::ZERO,
             down_since: None,
             silent_since: None,
             listening_elsewhere: None,
@@ -371,6 +387,10 @@ impl AccountSession {
             let task = self.context.slow.spawn(async move { load(&context, account).await });
             match task.await.unwrap_or_else(|panic| Err(panic.to_string())) {
                 Ok((account, links)) => {
+                    let settings = PaperSettings::from_json(account.id, &account.connection);
+                    if settings.is_ok_and(|settings| settings.blocking) {
+                        self.orders_wait = executor::WAIT_MAX;
+                    }
                     self.begin_following(links);
                     self.epoch = account.epoch_max;
                     return Ok(account);
@@ -391,8 +411,12 @@ impl AccountSession {
         let config = &self.context.config;
         let settings = FollowerSettings {
             parallel_orders: config.parallel_orders as usize,
-            // The fence holds a broker call.
-            limits: Limits { delivery_max: config.fence + config.settle, ..Limits::default() },
+            // The fence holds a broker call. It is counted from when an order was noted: where its call
+            // holds a thread, it may have waited for one since.
+            limits: Limits {
+                delivery_max: config.fence + config.settle + self.orders_wait,
+                ..Limits::default()
+            },
             row_wait_max: config.lease,
             audits: config.audits.clone(),
             routine: ROUTINE_RECONCILE,
@@ -491,7 +515,10 @@ impl AccountSession {
         settings: &PaperSettings,
     ) -> Result<Connection, BrokerError> {
         let context = Arc::clone(&self.context);
-        let (session, events, snapshot) = paper_platform::open(
+        if settings.blocking && context.executor.threads() == 0 {
+            return Err(paper_platform::no_threads());
+        }
+        let (mut session, events, snapshot) = paper_platform::open(
             account.id,
             settings,
             &context.node,
@@ -499,6 +526,9 @@ impl AccountSession {
             context.clock.clone(),
         )
         .await?;
+        if settings.blocking {
+            session.hold_threads(&context.executor, context.config.parallel_orders as usize)?;
+        }
         let session = Arc::new(session);
         self.refuse_netting(session.is_netting());
         let symbols = session.symbols().await?;
@@ -592,10 +622,8 @@ impl AccountSession {
                         self.on_event(connection, event);
                     }
                 }
-                Some((key, attempt, outcome)) = connection.answers.next() => {
-                    self.note_answer(attempt, &outcome);
-                    self.counters.finished(outcome_word(&outcome)).increment(1);
-                    self.step(connection, Input::Answer { key, attempt, outcome });
+                Some(answered) = connection.answers.next() => {
+                    self.on_answered(connection, answered);
                     if self.may_move() {
                         return Interrupted::Wanted(Wanted::Move);
                     }
@@ -703,9 +731,16 @@ impl AccountSession {
         }
     }
 
-    fn note_answer(&self, attempt: Attempt, outcome: &Outcome) {
-        let outcome = outcome_word(outcome);
-        self.note(|account, token| Note::Answered { account, token, attempt, outcome });
+    fn on_answered(&mut self, connection: &mut Connection, answered: Answered) {
+        let Answered { key, attempt, action, outcome, left } = answered;
+        let word = outcome_word(&outcome);
+        self.note(|account, token| Note::Answered { account, token, attempt, outcome: word });
+        self.counters.finished(word).increment(1);
+        if let (Some(LeftAt { node, wall }), Some(follower)) = (left, &mut self.follower) {
+            follower.left(key, attempt, Now { node, wall });
+            self.count_own_time(key, action);
+        }
+        self.step(connection, Input::Answer { key, attempt, outcome });
     }
 
     /// A feed's task is gone: unknown until it is opened anew, and nothing is taken for quiet.
@@ -841,9 +876,8 @@ impl AccountSession {
                     }
                     self.on_event(connection, event);
                 }
-                Some((key, attempt, outcome)) = connection.answers.next() => {
-                    self.note_answer(attempt, &outcome);
-                    self.step(connection, Input::Answer { key, attempt, outcome });
+                Some(answered) = connection.answers.next() => {
+                    self.on_answered(connection, answered);
                 }
                 () = tokio::time::sleep(TICK) => {
                     if self.permission().is_none() {

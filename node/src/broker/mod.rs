@@ -8,16 +8,19 @@
 //! 1. `snapshot` and `history` give complete reads or an error, never a part. An empty list with
 //!    margin in use is an error, whatever the broker says of it (H41).
 //! 2. The permit is checked again inside `submit`, on the line before the bytes are
-//!    handed to the socket, so a call that was held up does not send.
+//!    handed to the socket, so a call that was held up does not send. Where a call holds a
+//!    thread, this happens on that thread, when it is the call's turn (H9).
 //! 3. An outcome is one of four: done, rejected, not sent, unknown. Losing the
 //!    connection after the bytes left is unknown.
 //! 4. What an order changed is in the session's queue of events before its answer is given.
 //!
-//! One file a platform: `paper`.
+//! One file a platform: `paper`. [`executor`] has the threads for calls that hold one.
 
+pub mod executor;
 pub mod paper;
 pub mod view;
 
+use crate::clock::NodeTime;
 use crate::gate::SendPermit;
 use schemas::planted::{self, Bug};
 use schemas::{
@@ -26,6 +29,8 @@ use schemas::{
 };
 use std::future::Future;
 use std::pin::Pin;
+use std::task::{Context, Poll};
+use std::time::Duration;
 
 /// What became of an order.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -47,6 +52,8 @@ pub enum NotSent {
     Gate,
     /// There is no usable connection to the broker.
     Session,
+    /// No thread for the call was free in time.
+    Busy,
 }
 
 impl NotSent {
@@ -55,6 +62,7 @@ impl NotSent {
         match self {
             NotSent::Gate => "gate",
             NotSent::Session => "session",
+            NotSent::Busy => "busy",
         }
     }
 }
@@ -117,8 +125,92 @@ pub enum BrokerError {
     Refused(String),
 }
 
+/// When a call that waited for a thread began: the instant before the broker's own code.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct LeftAt {
+    /// Node time, which the permit was checked with.
+    pub node: NodeTime,
+    /// Wall clock, for own time and stamps.
+    pub wall: Micros,
+}
+
 /// The answer of the broker, when it comes.
-pub type Answer = Pin<Box<dyn Future<Output = Outcome> + Send>>;
+#[must_use = "an order may have been sent; its outcome must be recorded"]
+pub struct Answer(Kind);
+
+enum Kind {
+    Now(Option<Outcome>),
+    Later(Pin<Box<dyn Future<Output = Outcome> + Send>>),
+    Called(executor::CallAnswer),
+}
+
+impl std::fmt::Debug for Answer {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match &self.0 {
+            Kind::Now(outcome) => f.debug_tuple("Answer").field(outcome).finish(),
+            Kind::Later(_) => f.write_str("Answer(later)"),
+            Kind::Called(call) => f.debug_tuple("Answer").field(call).finish(),
+        }
+    }
+}
+
+impl Answer {
+    /// One that is there already.
+    pub fn now(outcome: Outcome) -> Self {
+        Answer(Kind::Now(Some(outcome)))
+    }
+
+    /// One that comes by itself; the order has left.
+    pub fn later(answer: impl Future<Output = Outcome> + Send + 'static) -> Self {
+        Answer(Kind::Later(Box::pin(answer)))
+    }
+
+    pub(crate) fn called(call: executor::CallAnswer) -> Self {
+        Answer(Kind::Called(call))
+    }
+
+    /// Whether the order leaves on another thread, now or later; [`Answer::left_at`] says when.
+    pub fn leaves_by_itself(&self) -> bool {
+        matches!(self.0, Kind::Called(_))
+    }
+
+    /// When the order left, where that was not within `submit`; nothing as long as it has not.
+    pub fn left_at(&self) -> Option<LeftAt> {
+        match &self.0 {
+            Kind::Now(_) | Kind::Later(_) => None,
+            Kind::Called(call) => call.left_at(),
+        }
+    }
+
+    /// The outcome within this limit, or what is known after it: an order that still waits for a
+    /// thread is taken back and was not sent; any other may have happened (H11).
+    pub async fn within(mut self, limit: Duration) -> (Outcome, Option<LeftAt>) {
+        let answered = tokio::time::timeout(limit, &mut self).await;
+        let outcome = match (answered, &mut self.0) {
+            (Ok(outcome), _) => outcome,
+            (Err(_), Kind::Called(call)) => call.give_up(),
+            (Err(_), Kind::Now(_) | Kind::Later(_)) => {
+                Outcome::Unknown("no answer within the call limit".into())
+            }
+        };
+        (outcome, self.left_at())
+    }
+}
+
+impl Future for Answer {
+    type Output = Outcome;
+
+    fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Outcome> {
+        match &mut self.0 {
+            Kind::Now(outcome) => match outcome.take() {
+                Some(outcome) => Poll::Ready(outcome),
+                None => Poll::Pending,
+            },
+            Kind::Later(answer) => answer.as_mut().poll(cx),
+            Kind::Called(call) => Pin::new(call).poll(cx),
+        }
+    }
+}
 
 /// An order with the right to send it.
 #[derive(Debug)]
@@ -133,8 +225,8 @@ pub struct PermittedOrder<'a> {
 
 /// One open session at a broker.
 pub trait BrokerSession: Send + Sync + 'static {
-    /// Hands one order to the socket at once, under a permit, and gives its answer later.
-    /// `attempt` is the caller's number for it; a broker may only record it.
+    /// Hands one order to the socket at once, or to a thread that will, under a permit, and gives
+    /// its answer later. Never waits. `attempt` is the caller's number for it; a broker may only record it.
     fn submit(&self, permit: SendPermit, request: &OrderRequest, attempt: u64) -> Answer;
     /// Hands orders over as [`BrokerSession::submit`] does each of them, in their order, and gives
     /// their answers in the same order. A platform that can writes them at once.

@@ -1,12 +1,17 @@
 //! Sessions at the paper broker.
 //!
-//! Settings of an account on this platform: `address` (HOST:PORT) and, where the number at
-//! the broker is another than here, `login`. Each account has a connection of its own, so
-//! that cutting one account off at its deadline cuts nobody else.
+//! Settings of an account on this platform: `address` (HOST:PORT); where the number at the
+//! broker is another than here, `login`; and `blocking`, true to have each order call hold a
+//! thread until it is answered, as the calls of many vendors' libraries do. Each account has a
+//! connection of its own, so that cutting one account off at its deadline cuts nobody else.
+//!
+//! The blocking flavour keeps the one connection: what the broker tells comes before the answer
+//! that it belongs to, and a second login would end the first session at many brokers.
 
+use super::executor::{Executor, Lane};
 use super::{Answer, BrokerError, BrokerSession, NotSent, Outcome, PermittedOrder, SessionEvent};
 use crate::clock::NodeClock;
-use crate::gate::SendPermit;
+use crate::gate::{SendPermit, SpentPermit};
 use paper::client::{OrderOutcome, PaperClient, PaperSession, SendMeta, SessionPush};
 use paper::protocol::AccountChange;
 use paper::{Ident, PaperError};
@@ -27,6 +32,8 @@ pub struct PaperSettings {
     pub address: String,
     /// The account's number there.
     pub login: AccountId,
+    /// Each order call holds a thread until it is answered.
+    pub blocking: bool,
 }
 
 impl PaperSettings {
@@ -39,7 +46,8 @@ impl PaperSettings {
         let map = settings
             .as_object()
             .ok_or_else(|| wrong(format!("must be a JSON object, got {settings}")))?;
-        if let Some(key) = map.keys().find(|k| !matches!(k.as_str(), "address" | "login")) {
+        let known = |key: &&String| matches!(key.as_str(), "address" | "login" | "blocking");
+        if let Some(key) = map.keys().find(|key| !known(key)) {
             return Err(wrong(format!("{key}: not a setting of the paper platform")));
         }
         let address = map
@@ -53,7 +61,13 @@ impl PaperSettings {
                 .and_then(|number| AccountId::new(number).ok())
                 .ok_or_else(|| wrong(format!("login: must be a number above 0, got {value}")))?,
         };
-        Ok(PaperSettings { address: address.to_owned(), login })
+        let blocking = match map.get("blocking") {
+            None => false,
+            Some(value) => value
+                .as_bool()
+                .ok_or_else(|| wrong(format!("blocking: must be true or false, got {value}")))?,
+        };
+        Ok(PaperSettings { address: address.to_owned(), login, blocking })
     }
 }
 
@@ -63,6 +77,8 @@ pub struct PaperBrokerSession {
     session: PaperSession,
     account: AccountId,
     clock: NodeClock,
+    /// The way to the threads, where order calls hold one.
+    lane: Option<Lane>,
 }
 
 impl std::fmt::Debug for PaperBrokerSession {
@@ -174,7 +190,7 @@ pub async fn open(
     let snapshot = plausible(AccountSnapshot { account, ..snapshot })?;
     let received = Instant::now();
     let events = PaperEvents { pushes, waiting: None, received, session: session.clone() };
-    Ok((PaperBrokerSession { client, session, account, clock }, events, snapshot))
+    Ok((PaperBrokerSession { client, session, account, clock, lane: None }, events, snapshot))
 }
 
 /// Refuses a read that cannot be true: no trade, and margin in use (H41). The account is not
@@ -188,6 +204,22 @@ fn plausible(snapshot: AccountSnapshot) -> Result<AccountSnapshot, BrokerError> 
     }
 }
 
+/// What the broker is told with an order, made on the line before it is written.
+fn meta_of(spent: SpentPermit, sent_at: Micros, attempt: u64) -> SendMeta {
+    SendMeta {
+        token: spent.token,
+        deadline_margin_us: i64::try_from(spent.margin.as_micros()).unwrap_or(i64::MAX),
+        sent_at,
+        client_ref: attempt,
+    }
+}
+
+/// What a blocking account is told on a node that has no threads for it.
+pub fn no_threads() -> BrokerError {
+    let text = "blocking: this node has no threads for it, see LOCKSTEP_BLOCKING_FOLLOWERS";
+    BrokerError::Settings(text.to_owned())
+}
+
 impl PaperBrokerSession {
     /// Whether the account holds at most one trade a symbol.
     pub fn is_netting(&self) -> bool {
@@ -198,6 +230,22 @@ impl PaperBrokerSession {
     pub fn renumbers(&self) -> bool {
         self.session.renumbers()
     }
+
+    /// Has order calls hold a thread from now on, at most `cap` at once.
+    ///
+    /// Errors: `Settings` on a node that has no threads for it.
+    pub fn hold_threads(&mut self, executor: &Executor, cap: usize) -> Result<(), BrokerError> {
+        self.lane = Some(executor.open(self.account, cap).ok_or_else(no_threads)?);
+        Ok(())
+    }
+
+    fn call(&self, lane: &Lane, order: PermittedOrder<'_>) -> Answer {
+        let PermittedOrder { permit, request, attempt } = order;
+        let (session, request) = (self.session.clone(), request.clone());
+        lane.submit(permit, move |spent, left| {
+            outcome_of(session.order_blocking(&request, meta_of(spent, left.wall, attempt)))
+        })
+    }
 }
 
 impl BrokerSession for PaperBrokerSession {
@@ -207,6 +255,9 @@ impl BrokerSession for PaperBrokerSession {
     }
 
     fn submit_all(&self, orders: Vec<PermittedOrder<'_>>) -> Vec<Answer> {
+        if let Some(lane) = &self.lane {
+            return orders.into_iter().map(|order| self.call(lane, order)).collect();
+        }
         let mut answers: Vec<Option<Answer>> = Vec::with_capacity(orders.len());
         let mut leaving = Vec::with_capacity(orders.len());
         let sent_at = self.clock.wall();
@@ -217,19 +268,13 @@ impl BrokerSession for PaperBrokerSession {
                 answers.push(Some(not_sent(NotSent::Gate)));
                 continue;
             };
-            let meta = SendMeta {
-                token: spent.token,
-                deadline_margin_us: i64::try_from(spent.margin.as_micros()).unwrap_or(i64::MAX),
-                sent_at,
-                client_ref: attempt,
-            };
-            leaving.push((request, meta));
+            leaving.push((request, meta_of(spent, sent_at, attempt)));
             answers.push(None);
         }
         let mut left = self.session.submit_all(&leaving).into_iter();
         let answer = |known: Option<Answer>| {
             known.unwrap_or_else(|| match left.next() {
-                Some(Ok(answer)) => Box::pin(async move { outcome_of(answer.await) }),
+                Some(Ok(answer)) => Answer::later(async move { outcome_of(answer.await) }),
                 Some(Err(_)) | None => not_sent(NotSent::Session),
             })
         };
@@ -254,12 +299,16 @@ impl BrokerSession for PaperBrokerSession {
     }
 
     fn abort(&self) {
+        // First what has not begun, or it would begin on a connection that is gone.
+        if let Some(lane) = &self.lane {
+            lane.close();
+        }
         self.client.abort();
     }
 }
 
 fn not_sent(why: NotSent) -> Answer {
-    Box::pin(std::future::ready(Outcome::NotSent(why)))
+    Answer::now(Outcome::NotSent(why))
 }
 
 fn outcome_of(outcome: OrderOutcome) -> Outcome {

@@ -59,7 +59,8 @@ impl Broker {
         &self,
         number: u64,
     ) -> Result<(PaperBrokerSession, PaperEvents, AccountSnapshot), BrokerError> {
-        let settings = PaperSettings { address: self.addr.clone(), login: account(number) };
+        let (address, login) = (self.addr.clone(), account(number));
+        let settings = PaperSettings { address, login, blocking: false };
         let node = "node".parse().unwrap();
         let token = Token::new(1).unwrap();
         let opening = open(account(number), &settings, &node, token, NodeClock::system());
@@ -67,15 +68,20 @@ impl Broker {
     }
 }
 
-/// A permit that holds for a while.
-fn permit(clock: &NodeClock) -> SendPermit {
+/// Permission that holds for a while.
+fn gate(clock: &NodeClock) -> Gate {
     let (gate, now) = (Gate::new(), clock.now());
     let term = LeaseTerm::confirmed(now, Duration::from_secs(60), Duration::from_secs(15));
     let confirmed = Confirmed { token: Token::new(1).unwrap(), term: Some(term) };
     let accounts = BTreeMap::from([(account(1), confirmed)]);
     let number = CycleNumber::NONE.next();
     gate.apply(&Confirmation { number, started: now, accounts }, now);
-    gate.permit(account(1), now, Duration::ZERO).unwrap()
+    gate
+}
+
+/// A permit that holds for a while.
+fn permit(clock: &NodeClock) -> SendPermit {
+    gate(clock).permit(account(1), clock.now(), Duration::ZERO).unwrap()
 }
 
 fn buy() -> OrderRequest {
@@ -160,13 +166,16 @@ fn settings_with_a_wrong_or_unknown_key_are_refused_by_name() {
         (json!({"address": 5}), "address: must be HOST:PORT"),
         (json!({"address": "a:1", "login": -1}), "login: must be a number above 0, got -1"),
         (json!({"address": "a:1", "adress": "b:2"}), "adress: not a setting"),
+        (json!({"address": "a:1", "blocking": "yes"}), "blocking: must be true or false, got"),
         (json!("a:1"), "must be a JSON object"),
     ] {
         let error = PaperSettings::from_json(account, &settings).unwrap_err().to_string();
         assert!(error.contains(mention), "{settings}: {error}");
     }
     let settings = PaperSettings::from_json(account, &json!({"address": "a:1"})).unwrap();
-    assert_eq!(settings.login, account);
+    assert_eq!((settings.login, settings.blocking), (account, false));
+    let blocking = json!({"address": "a:1", "blocking": true});
+    assert!(PaperSettings::from_json(account, &blocking).unwrap().blocking);
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -216,3 +225,5 @@ async fn of_orders_that_leave_together_only_the_one_without_a_permit_stays() {
     }
     assert_eq!(tags, ["a", "c"], "in their order");
 }
+#[path = "paper_blocking_tests.rs"]
+mod blocking;

@@ -30,6 +30,10 @@ enum AccountVerb {
         /// Account number at the paper broker; default: the number this account gets here.
         #[arg(long, allow_negative_numbers = true)]
         login: Option<AccountId>,
+        /// Paper only: each order call holds a thread until it is answered; its node needs
+        /// LOCKSTEP_BLOCKING_FOLLOWERS.
+        #[arg(long, requires = "address")]
+        blocking: bool,
         /// Add it switched off.
         #[arg(long)]
         disabled: bool,
@@ -128,7 +132,7 @@ pub fn run(args: AccountArgs) -> Result<(), CliError> {
     block_on(async {
         let mut db = args.database.connect().await?;
         match args.verb {
-            AccountVerb::Add { name, platform, address, login, disabled } => {
+            AccountVerb::Add { name, platform, address, login, blocking, disabled } => {
                 if platform == "paper" && address.is_none() {
                     return Err(CliError::Usage(
                         "a paper account needs --address HOST:PORT".into(),
@@ -146,6 +150,9 @@ pub fn run(args: AccountArgs) -> Result<(), CliError> {
                 }
                 if let Some(login) = login {
                     connection.insert("login".into(), login.get().into());
+                }
+                if blocking {
+                    connection.insert("blocking".into(), true.into());
                 }
                 let new = NewAccount {
                     name,

@@ -8,8 +8,9 @@ use super::{CliError, block_on};
 use crate::account::link_changes;
 use crate::account::manager::Manager;
 use crate::account::session::NodeContext;
+use crate::broker::executor::Executor;
 use crate::clock::NodeClock;
-use crate::config::{NodeConfig, ProcessVars};
+use crate::config::{BlockingThreads, NodeConfig, ProcessVars};
 use crate::database;
 use crate::directory::Directory;
 use crate::exporter;
@@ -127,6 +128,8 @@ fn run_on(
         .block_on(bus::connect(&ClientSettings::new(urls, node.as_str())))
         .map_err(|error| CliError::missing("bus", error))?;
     let clock = NodeClock::system();
+    // Before anything can ask for one: no thread is made in a burst.
+    let executor = call_threads(&config, &clock);
     let gate = Gate::new();
     let store = PostgresOwnership::new(&url, config.query_limit)
         .map_err(|e| CliError::missing("database", e))?;
@@ -181,6 +184,7 @@ fn run_on(
         stamps,
         rows,
         directory: Directory::new(pool),
+        executor,
         slow: slow.handle().clone(),
         hot: hot.handle().clone(),
     });
@@ -206,6 +210,26 @@ fn run_on(
     last_stamps.write();
     tracing::info!("node ended");
     Ok(())
+}
+
+/// The threads for broker calls that hold one. Says what was granted, and warns where calls may have
+/// to wait for each other.
+fn call_threads(config: &NodeConfig, clock: &NodeClock) -> Executor {
+    let BlockingThreads { wanted, allowed } = config.blocking_threads();
+    let executor = Executor::start(allowed, clock.clone());
+    let granted = executor.threads();
+    if wanted > 0 {
+        tracing::info!(wanted, allowed, granted, "threads for broker calls");
+    }
+    if granted < wanted {
+        tracing::warn!(
+            wanted,
+            granted,
+            "fewer threads than broker calls at once: in a burst calls wait for the answers of \
+             others; raise LOCKSTEP_BLOCKING_THREADS_MAX, or what the system allows"
+        );
+    }
+    executor
 }
 
 async fn wait_for_stop() -> Result<(), CliError> {

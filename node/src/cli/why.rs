@@ -500,7 +500,7 @@ mod tests {
     #[test]
     fn a_copy_that_an_event_led_to_is_told_from_one_that_came_late() {
         let open = pair("open", None);
-        let (word, says) = told(&[open.clone()], &[direct("open_copy")]);
+        let (word, says) = told(std::slice::from_ref(&open), &[direct("open_copy")]);
         assert_eq!(word, "copied");
         assert!(says.contains("as soon as the master's event came"), "{says}");
         let (word, says) = told(&[open], &[event("open_copy", "done", None)]);

@@ -5,7 +5,7 @@ use super::state::{
     Cause, Effect, Follower, Link, Master, Now, OPEN_TRIES_MAX, OnItsWay, Planned, RETRY_FIRST,
     RETRY_MAX, Reason, Record, Retry, TakenBack, UNRESOLVED_LOOK,
 };
-use crate::broker::{Outcome, SessionEvent};
+use crate::broker::{NotSent, Outcome, SessionEvent};
 use crate::clock::NodeTime;
 use crate::writer::EventOutcome;
 use reconcile::{
@@ -18,6 +18,13 @@ use schemas::{
     OrderDone, RejectClass, Rejection, Side, Symbol,
 };
 use std::time::Duration;
+
+impl OnItsWay {
+    /// The pair as it is once the order has left; nothing where it has none.
+    fn pair_when_sent(&self, now: Now) -> Option<Pair> {
+        Pair::on_sent(self.before.as_ref(), &self.rest, &self.step, now.wall)
+    }
+}
 
 impl Follower {
     /// Something about this ticket may need an order: now, or when its turn comes.
@@ -194,11 +201,15 @@ impl Follower {
                 Ok(request) => request,
                 Err(_) => return,
             };
-            let before = link.pairs.main(key.ticket).cloned();
-            let after = Pair::on_sent(before.as_ref(), &action, &step, now.wall);
+            let before = link.pairs.main(key.ticket);
             match request {
-                None => self.note(key, &step, after, effects),
+                None => {
+                    let after = Pair::on_sent(before, &action, &step, now.wall);
+                    self.note(key, &step, after, effects);
+                }
+                // Its pair is made when it has left: until then only the order counts.
                 Some(request) => {
+                    let before = before.cloned();
                     self.slots.take(key, attempt);
                     self.touch(key);
                     let order = OnItsWay {
@@ -208,7 +219,7 @@ impl Follower {
                         plan,
                         cause,
                         before,
-                        after,
+                        after: None,
                         submitted: None,
                         overtaken: false,
                         own_time: None,
@@ -273,13 +284,24 @@ impl Follower {
         order.submitted = Some(now);
         let direct = order.cause.filter(|cause| !cause.waited);
         order.own_time = direct.map(|cause| now.wall.since(cause.at));
-        if let Some(after) = order.after.clone() {
+        if let Some(after) = order.pair_when_sent(now) {
             let kept = self.keep(after, &mut effects);
             if let Some(order) = self.on_their_way.get_mut(&key) {
                 order.after = Some(kept);
             }
         }
         effects
+    }
+
+    /// The order was handed to a thread when it was noted, and left only at `at`: its times count
+    /// from there.
+    pub fn left(&mut self, key: TicketKey, attempt: Attempt, at: Now) {
+        let Some(order) = self.on_their_way.get_mut(&key).filter(|o| o.attempt == attempt) else {
+            return;
+        };
+        order.submitted = Some(at);
+        let direct = order.cause.filter(|cause| !cause.waited);
+        order.own_time = direct.map(|cause| at.wall.since(cause.at));
     }
 
     /// From the master's callback to the order call of an order on its way, if an event caused it
@@ -312,7 +334,7 @@ impl Follower {
             return self.on_unknown(now, key, attempt, reason, effects);
         }
         let Some(again) = self.slots.answered(key, attempt) else { return };
-        let Some(order) = self.on_their_way.remove(&key) else { return };
+        let Some(mut order) = self.on_their_way.remove(&key) else { return };
         self.touch(key);
         match outcome {
             Outcome::Done(done) => self.on_done(now, key, order, &done, effects),
@@ -323,8 +345,12 @@ impl Follower {
                 }
             }
             Outcome::NotSent(why) => {
+                if order.submitted.is_none() {
+                    order.after = order.pair_when_sent(now);
+                }
                 let reason = Some(why.as_str().into());
                 self.record(now, key, &order, EventOutcome::NotSent, reason, effects);
+                self.unsend_unsent(key, &order, why, effects);
                 // Dropped, never queued: a reconcile finds it again. A permit can be refused in
                 // the last seconds of a permission that is renewed in time, with no word of it.
                 if let Some(link) = self.links.get_mut(&key.link) {
@@ -572,6 +598,24 @@ impl Follower {
         let failed = unsent.on_rejected(step, rejection);
         link.taken_back.insert(key.ticket, TakenBack { failed, refused });
         effects.push(Effect::Persist(Box::new(unsent)));
+    }
+
+    /// An order that was handed to a thread, and noted, and never left it: it is as if it had never
+    /// been tried, so that a reconcile may ask for it again.
+    fn unsend_unsent(
+        &mut self,
+        key: TicketKey,
+        order: &OnItsWay,
+        why: NotSent,
+        effects: &mut Vec<Effect>,
+    ) {
+        if order.submitted.is_none() || !begins_copy(&order.step) {
+            return;
+        }
+        let Some(after) = self.take_back(key, order) else { return };
+        let text = format!("not sent: {}", why.as_str());
+        let rejection = Rejection { class: RejectClass::Later, text };
+        self.unsend(key, after, &order.step, &rejection, None, effects);
     }
 
     /// The broker does not take this pending order, because the market is past its price, say.

@@ -190,6 +190,11 @@ impl Writer {
         self.shared.queue.lock().pending(account)
     }
 
+    /// Rows of all accounts that are neither durable nor refused.
+    pub fn waiting(&self) -> usize {
+        self.shared.queue.lock().pending_of_all()
+    }
+
     /// A row of this pair is neither durable nor refused.
     pub fn is_pair_pending(&self, pair: PairId) -> bool {
         self.shared.queue.lock().is_pair_pending(pair)

@@ -1,8 +1,11 @@
 //! What the broker refuses, for now or for good.
 
 use super::world::{World, lots, price, seconds};
+use crate::broker::{NotSent, Outcome};
+use crate::follower::Input;
 use reconcile::{EndReason, FailReason, PairState};
 use schemas::RejectClass;
+use std::time::Duration;
 
 fn refuse(world: &mut World, action: &'static str, class: RejectClass, times: usize) {
     world.refusals.extend(std::iter::repeat_n((action, class), times));
@@ -255,4 +258,49 @@ fn a_close_refused_for_its_old_token_stays_a_close_with_a_newer_row_each_time() 
     world.calm(seconds(20));
     assert_eq!(world.state(1), Some(PairState::Closed));
     assert!(world.positions().is_empty());
+}
+
+#[test]
+fn an_order_that_never_left_the_queue_of_its_thread_is_opened_again_by_a_reconcile() {
+    let mut world = World::copying();
+    world.master_opens(1);
+    // It was handed over and noted; no thread was free for it in time.
+    let order = world.flying.remove(0);
+    assert_eq!(world.state(1), Some(PairState::Sending));
+    let outcome = Outcome::NotSent(NotSent::Busy);
+    world.step(Input::Answer { key: order.key, attempt: order.attempt, outcome });
+    assert_eq!(world.records.last().unwrap().reason.as_deref(), Some("busy"));
+    world.calm(seconds(3));
+    assert_eq!(world.state(1), Some(PairState::Open));
+    assert_eq!(world.actions(1), ["open", "open"]);
+    assert_eq!(world.positions().len(), 1);
+}
+
+#[test]
+fn an_order_that_never_left_and_is_not_wanted_any_more_leaves_an_ended_row() {
+    let mut world = World::copying();
+    world.master_opens(1);
+    let order = world.flying.remove(0);
+    world.master_closes(1);
+    let outcome = Outcome::NotSent(NotSent::Busy);
+    world.step(Input::Answer { key: order.key, attempt: order.attempt, outcome });
+    world.calm(seconds(3));
+    assert_eq!(world.actions(1), ["open"]);
+    let rows: Vec<_> = world.rows.values().filter(|pair| pair.state.is_live()).collect();
+    assert!(rows.is_empty(), "{rows:?}");
+}
+
+#[test]
+fn times_of_an_order_that_waited_for_a_thread_count_from_when_it_left() {
+    let mut world = World::copying();
+    world.master_opens(1);
+    world.pass(Duration::from_millis(300));
+    let (left, key, attempt) = (world.now(), world.flying[0].key, world.flying[0].attempt);
+    world.follower.left(key, attempt, left);
+    assert_eq!(world.follower.own_time(key), Some(Duration::from_millis(300)));
+    world.pass(Duration::from_millis(130));
+    world.carry_out();
+    let record = world.records.iter().find(|record| record.action == "open_copy").unwrap();
+    let times = (record.own_time, record.broker_time);
+    assert_eq!(times, (Some(Duration::from_millis(300)), Some(Duration::from_millis(130))));
 }
