@@ -4,9 +4,12 @@
 //! Exit codes: 0 measured, 2 wrong usage, 3 the world could not be had, or is too noisy.
 
 use clap::{Parser, Subcommand};
+use lockstep_tests::bench::blocking;
 use lockstep_tests::bench::lease::{self, LeaseArgs};
 use lockstep_tests::bench::own_time::{self, OwnTimeArgs};
 use lockstep_tests::bench::raw::{self, RawArgs};
+use lockstep_tests::bench::scale::{self, ScaleArgs, SessionsArgs};
+use lockstep_tests::bench::writer;
 use std::net::SocketAddr;
 use std::process::ExitCode;
 
@@ -25,8 +28,17 @@ struct Args {
 enum What {
     /// From the master's callback to the instruction before the order call.
     OwnTime(OwnTimeArgs),
+    /// A broker whose calls hold a thread.
+    Blocking,
+    /// How it grows with the followers of one node.
+    Scale(ScaleArgs),
     /// What a lease cycle costs, and what it grows with.
     Lease(LeaseArgs),
+    /// What the writer's flush costs, and what it sustains.
+    Writer,
+    /// Bare sessions at the broker, started by `scale`.
+    #[command(hide = true)]
+    BareSessions(SessionsArgs),
     /// A process of the limit, started by `own-time`.
     #[command(hide = true)]
     Raw(RawArgs),
@@ -43,7 +55,14 @@ fn main() -> ExitCode {
     let Args { what, json } = Args::parse();
     match what {
         What::OwnTime(args) => own_time::run(&args, json),
+        What::Blocking => blocking::run(json),
+        What::Scale(args) => scale::run(&args, json),
         What::Lease(args) => lease::run(&args, json),
+        What::Writer => writer::run(json),
+        What::BareSessions(args) => {
+            scale::run_sessions(&args);
+            ExitCode::SUCCESS
+        }
         What::Raw(raw) => {
             raw::run(raw);
             ExitCode::SUCCESS

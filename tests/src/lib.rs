@@ -11,6 +11,7 @@
 //! - [`timeline`]: the default settings in real time, for `./run timeline`.
 //! - [`chaos`]: faults from a seed, and a checker.
 //! - [`bench`]: what it costs, beside what the machine allows.
+//! - [`scrape`]: what a node's metrics page says.
 //! - [`binary`]: where the program `lockstep` is.
 //!
 //! Invariants:
@@ -25,6 +26,7 @@ pub mod binary;
 pub mod chaos;
 pub mod master;
 pub mod oracle;
+pub mod scrape;
 pub mod timeline;
 pub mod wire_master;
 pub mod world;

@@ -234,7 +234,7 @@ pub struct World {
     pub links: Vec<Link>,
     ledger: Mutex<Vec<LedgerRow>>,
     paper: ManagedProcess,
-    _quotes: JoinSet<()>,
+    quotes: JoinSet<()>,
     _turn: SemaphorePermit<'static>,
 }
 
@@ -285,9 +285,14 @@ impl World {
             links: Vec::new(),
             ledger: Mutex::default(),
             paper,
-            _quotes: quotes,
+            quotes,
             _turn: turn,
         }
+    }
+
+    /// The price is said no more: what is copied late from now on finds none that is fresh.
+    pub fn stop_quotes(&mut self) {
+        self.quotes.abort_all();
     }
 
     /// The broker's process.

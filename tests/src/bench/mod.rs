@@ -6,13 +6,17 @@
 //!
 //! - [`rounds`]: percentiles, rounds, medians, ratios.
 //! - [`raw`]: the limit of bus and scheduler; [`relay`]: lets a master's burst go.
-//! - [`own_time`]: `./run bench own-time`; [`lease`]: `./run bench lease`.
+//! - [`own_time`]: `./run bench own-time`; [`blocking`]: `./run bench blocking`; [`scale`]:
+//!   `./run bench scale`; [`lease`]: `./run bench lease`; [`writer`]: `./run bench writer`.
 
+pub mod blocking;
 pub mod lease;
 pub mod own_time;
 pub mod raw;
 pub mod relay;
 pub mod rounds;
+pub mod scale;
+pub mod writer;
 
 /// The machine's shape, for whoever reads the figures: virtual cores, memory in GiB.
 pub fn machine() -> serde_json::Value {

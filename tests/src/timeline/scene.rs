@@ -5,6 +5,7 @@ use super::fates::{self, Fate, Fates};
 use super::rows::{Row, Told, seconds};
 use crate::master::Master;
 use crate::oracle::State;
+use crate::scrape::MetricsPage;
 use crate::world::{Node, Owner, SOON, World, owners, until, wall};
 use devstack::{FaultMode, FaultProxy, shared_postgres};
 use schemas::{AccountId, MasterTicket, Micros};
@@ -12,8 +13,6 @@ use sqlx::PgConnection;
 use sqlx::types::time::OffsetDateTime;
 use std::collections::{BTreeMap, VecDeque};
 use std::time::{Duration, Instant};
-use tokio::io::{AsyncReadExt, AsyncWriteExt};
-use tokio::net::{TcpListener, TcpStream};
 
 /// The defaults, in seconds, for what is expected.
 const LEASE: f64 = 60.0;
@@ -54,7 +53,7 @@ struct Scene {
     proxy: FaultProxy,
     a: Node,
     b: Option<Node>,
-    metrics_of_a: String,
+    metrics_of_a: MetricsPage,
     db: PgConnection,
 }
 
@@ -76,12 +75,12 @@ impl Scene {
         world.add_followers(account, FOLLOWERS).await;
         let master = Master::start(vec![world.bus.url(0)], account).await;
         let proxy = FaultProxy::start(shared_postgres().await.unwrap().addr()).await.unwrap();
-        let metrics_of_a = free_address().await;
+        let metrics_of_a = MetricsPage::free().await;
         let a = world
             .node("a")
             .default_leases()
             .database(world.database_url_by(&proxy))
-            .setting("LOCKSTEP_METRICS_LISTEN", &metrics_of_a)
+            .setting("LOCKSTEP_METRICS_LISTEN", metrics_of_a.address())
             .start();
         world.until_copying().await;
         let b = match ending {
@@ -145,11 +144,11 @@ impl Scene {
                 self.look_for_a_claim(&mut seen, held, zero, now).await;
             }
             if seen.failed_at_20 == 0.0 && (CYCLE + 6.0..STOPS).contains(&now) {
-                seen.failed_at_20 = self.metric("lockstep_lease_cycles_total", "confirmed").await;
+                seen.failed_at_20 = self.failed_cycles().await;
             }
             if seen.failed_at_58 == 0.0 && (58.0..LEASE).contains(&now) {
-                seen.failed_at_58 = self.metric("lockstep_lease_cycles_total", "confirmed").await;
-                seen.dropped = self.metric("lockstep_gate_dropped_total", "no such label").await;
+                seen.failed_at_58 = self.failed_cycles().await;
+                seen.dropped = self.metrics_of_a.sum("lockstep_gate_dropped_total").await;
             }
             if seen.unowned_at_90 == 0 && (90.0..91.0).contains(&now) {
                 let sql = "select count(*) from trading_accounts
@@ -188,12 +187,18 @@ impl Scene {
     /// A has had a cycle: it renewed what nobody took, or knows that it lost it.
     async fn has_returned(&mut self, held: &BTreeMap<AccountId, i64>) -> bool {
         match self.b {
-            Some(_) => self.metric("lockstep_lease_owned_accounts", "no such label").await == 0.0,
+            Some(_) => self.metrics_of_a.sum("lockstep_lease_owned_accounts").await == 0.0,
             None => {
                 let renewed = lease_ends(&mut self.db).await > wall();
                 renewed && self.world.owned_by(&self.a).await == *held
             }
         }
+    }
+
+    /// Lease cycles of A that did not confirm anything.
+    async fn failed_cycles(&self) -> f64 {
+        let failed = |line: &str| !line.contains("confirmed");
+        self.metrics_of_a.sum_where("lockstep_lease_cycles_total", failed).await
     }
 
     /// The master closes everything; the followers must end flat.
@@ -217,31 +222,6 @@ impl Scene {
         })
         .await;
     }
-
-    /// Sum of a metric of A over its labels, without the series that hold this word.
-    async fn metric(&self, name: &str, without: &str) -> f64 {
-        let text = scrape(&self.metrics_of_a).await;
-        let of_name = text.lines().filter(|line| {
-            line.strip_prefix(name).is_some_and(|rest| rest.starts_with(['{', ' ']))
-        });
-        let values = of_name.filter(|line| !line.contains(without)).map(|line| {
-            line.rsplit_once(' ').and_then(|(_, value)| value.parse::<f64>().ok()).unwrap_or(0.0)
-        });
-        values.sum()
-    }
-}
-
-async fn free_address() -> String {
-    TcpListener::bind("127.0.0.1:0").await.unwrap().local_addr().unwrap().to_string()
-}
-
-async fn scrape(address: &str) -> String {
-    let mut stream = TcpStream::connect(address).await.unwrap();
-    let ask = format!("GET /metrics HTTP/1.1\r\nHost: {address}\r\nConnection: close\r\n\r\n");
-    stream.write_all(ask.as_bytes()).await.unwrap();
-    let mut text = String::new();
-    tokio::time::timeout(SOON, stream.read_to_string(&mut text)).await.unwrap().unwrap();
-    text
 }
 
 /// The earliest end of a lease that somebody holds.

@@ -16,12 +16,13 @@
 //! carries an order out after 60 ms. A master's burst is let go by a relay in one write.
 
 mod scene;
-mod stages;
+pub(super) mod stages;
 
 use super::raw::{FOLLOWERS, Limit};
 use super::rounds::{Percentiles, REPEATS_MAX, ROUNDS, is_noisy};
 use lockstep::config::PREFIX;
-use scene::{BURST_EVERY, QUIET_EVERY, Scene, Stretch, step_back};
+use scene::{BURST_EVERY, QUIET_EVERY, Scene, Stretch};
+pub(super) use scene::{opening, resident_kib, step_back};
 use serde::Serialize;
 use stages::{Copy, Recorded, Stage};
 use std::collections::BTreeMap;

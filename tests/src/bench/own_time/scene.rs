@@ -205,16 +205,24 @@ impl Scene {
     }
 }
 
-fn opening() -> Instruction {
+/// A trade of a master, by hand.
+pub(in crate::bench) fn opening() -> Instruction {
     let symbol = Symbol::new(EURUSD).unwrap();
     Instruction::open_by_hand(symbol, Side::Buy, "0.10".parse().unwrap())
 }
 
 /// The broker's process stands for a machine elsewhere: it runs when nobody else wants to.
-pub(super) fn step_back(process: &ManagedProcess) {
+pub(in crate::bench) fn step_back(process: &ManagedProcess) {
     let pid = process.pid().unwrap().to_string();
     let words = ["--idle", "--all-tasks", "--pid", "0", &pid];
     let done = std::process::Command::new("chrt").args(words).output();
     let done = done.unwrap_or_else(|error| panic!("chrt (util-linux) is needed: {error}"));
     assert!(done.status.success(), "chrt: {}", String::from_utf8_lossy(&done.stderr));
+}
+
+/// Memory of a process that is in use, in KiB.
+pub(in crate::bench) fn resident_kib(pid: u32) -> f64 {
+    let status = std::fs::read_to_string(format!("/proc/{pid}/status")).unwrap();
+    let line = status.lines().find_map(|line| line.strip_prefix("VmRSS:")).unwrap();
+    line.split_whitespace().next().unwrap().parse().unwrap()
 }

@@ -7,40 +7,40 @@ use std::collections::BTreeMap;
 use std::path::PathBuf;
 
 /// The stages, in their order. `send` is the order call itself, and no part of own time.
-pub(super) const STAGES: [&str; 7] =
+pub(in crate::bench) const STAGES: [&str; 7] =
     ["callback_publish", "bus", "feed_follower", "plan", "executor", "permit", "send"];
 
 /// One order that followed from a master's event.
 #[derive(Debug, Clone, Copy)]
-pub(super) struct Copy {
+pub(in crate::bench) struct Copy {
     /// When the master's callback ran.
-    pub(super) called_back_ns: u64,
+    pub(in crate::bench) called_back_ns: u64,
     /// From there to the instruction before the order call.
-    pub(super) own_ns: u64,
+    pub(in crate::bench) own_ns: u64,
     /// Nanoseconds of each of [`STAGES`].
-    pub(super) stages_ns: [u64; STAGES.len()],
+    pub(in crate::bench) stages_ns: [u64; STAGES.len()],
 }
 
 /// What all nodes of a world recorded.
 #[derive(Debug)]
-pub(super) struct Recorded {
+pub(in crate::bench) struct Recorded {
     /// Callbacks that became events, in the order of time.
-    pub(super) events_ns: Vec<u64>,
+    pub(in crate::bench) events_ns: Vec<u64>,
     /// Orders, in the order of their callbacks.
-    pub(super) copies: Vec<Copy>,
+    pub(in crate::bench) copies: Vec<Copy>,
 }
 
 /// A stage, or its part of an own time.
 #[derive(Debug, Clone, Copy, Serialize)]
-pub(super) struct Stage {
+pub(in crate::bench) struct Stage {
     /// Half of the orders spent at most this in it.
-    pub(super) p50_us: f64,
+    pub(in crate::bench) p50_us: f64,
     /// 95 of 100.
-    pub(super) p95_us: f64,
+    pub(in crate::bench) p95_us: f64,
 }
 
 /// Reads the files of all nodes.
-pub(super) fn read(files: &[PathBuf]) -> Recorded {
+pub(in crate::bench) fn read(files: &[PathBuf]) -> Recorded {
     let (mut called_back, mut published, mut sent) = (BTreeMap::new(), BTreeMap::new(), Vec::new());
     for file in files {
         let text = std::fs::read_to_string(file)
@@ -105,20 +105,20 @@ fn copy_of(line: &Line, called_back: &Instants, published: &Instants) -> Option<
 
 impl Recorded {
     /// Orders whose callback ran in a span.
-    pub(super) fn copies_in(&self, (from, to): (u64, u64)) -> &[Copy] {
+    pub(in crate::bench) fn copies_in(&self, (from, to): (u64, u64)) -> &[Copy] {
         let place = |ns| self.copies.partition_point(|copy| copy.called_back_ns < ns);
         &self.copies[place(from)..place(to)]
     }
 
     /// Events whose callback ran in a span.
-    pub(super) fn events_in(&self, (from, to): (u64, u64)) -> usize {
+    pub(in crate::bench) fn events_in(&self, (from, to): (u64, u64)) -> usize {
         let place = |ns| self.events_ns.partition_point(|at| *at < ns);
         place(to) - place(from)
     }
 }
 
 /// Each stage over these orders; empty without orders.
-pub(super) fn of_copies(copies: &[Copy]) -> BTreeMap<&'static str, Stage> {
+pub(in crate::bench) fn of_copies(copies: &[Copy]) -> BTreeMap<&'static str, Stage> {
     let stage = |place: usize| {
         let all = copies.iter().map(|copy| copy.stages_ns[place]).collect();
         let Percentiles { p50_us, p95_us, .. } = Percentiles::of_ns(all)?;

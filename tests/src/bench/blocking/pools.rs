@@ -1,0 +1,171 @@
+//! The executors that are compared: what each does with a call that holds its thread.
+
+use lockstep::broker::executor::crew::{Crew, Work};
+use lockstep::broker::executor::{Executor, Lane};
+use lockstep::broker::{Answer, LeftAt, NotSent, Outcome};
+use lockstep::clock::NodeClock;
+use lockstep::gate::{SendPermit, SpentPermit};
+use parking_lot::{Condvar, Mutex};
+use schemas::AccountId;
+use std::collections::VecDeque;
+use std::sync::Arc;
+use tokio::runtime::Handle;
+use tokio::sync::oneshot;
+
+/// A vendor's call: it holds its thread until the broker has answered.
+pub(super) type VendorCall = Box<dyn FnOnce(SpentPermit, LeftAt) -> Outcome + Send>;
+
+/// Takes calls of followers, each under its permit.
+pub(super) trait Pool: Send + Sync {
+    /// Hands one over; never waits.
+    fn submit(&self, follower: usize, permit: SendPermit, call: VendorCall) -> Answer;
+}
+
+/// Ours: threads made before the burst, a lane a follower.
+pub(super) struct Prestarted {
+    lanes: Vec<Lane>,
+}
+
+impl Prestarted {
+    pub(super) fn new(executor: &Executor, accounts: &[AccountId], cap: usize) -> Self {
+        let open = |account: &AccountId| executor.open(*account, cap).expect("it has threads");
+        Self { lanes: accounts.iter().map(open).collect() }
+    }
+}
+
+impl Pool for Prestarted {
+    fn submit(&self, follower: usize, permit: SendPermit, call: VendorCall) -> Answer {
+        self.lanes[follower].submit(permit, call)
+    }
+}
+
+/// What every other pool does on its thread: the same checks and the same call.
+fn carry_out(clock: &NodeClock, permit: SendPermit, call: VendorCall) -> Outcome {
+    let now = clock.now();
+    let left = LeftAt { node: now, wall: clock.wall() };
+    match permit.spend(now) {
+        Ok(spent) => call(spent, left),
+        Err(_) => Outcome::NotSent(NotSent::Gate),
+    }
+}
+
+fn lost() -> Outcome {
+    Outcome::Unknown("the call ended without an answer".to_owned())
+}
+
+/// Tokio's own threads for what blocks, as many as its runtime allows; they begin with none.
+pub(super) struct SpawnBlocking {
+    pub(super) runtime: Handle,
+    pub(super) clock: NodeClock,
+}
+
+impl Pool for SpawnBlocking {
+    fn submit(&self, _follower: usize, permit: SendPermit, call: VendorCall) -> Answer {
+        let clock = self.clock.clone();
+        let answer = self.runtime.spawn_blocking(move || carry_out(&clock, permit, call));
+        Answer::later(async move { answer.await.unwrap_or_else(|_| lost()) })
+    }
+}
+
+/// Threads made as they are needed, beyond those that it begins with.
+pub(super) struct Growing {
+    shared: Arc<GrowingShared>,
+    clock: NodeClock,
+}
+
+struct GrowingShared {
+    state: Mutex<GrowingState>,
+    work: Condvar,
+}
+
+type Job = Box<dyn FnOnce() + Send>;
+
+#[derive(Default)]
+struct GrowingState {
+    jobs: VecDeque<Job>,
+    idle: usize,
+    ended: bool,
+}
+
+impl Growing {
+    /// With so many threads, all of them waiting.
+    pub(super) fn new(threads: usize, clock: NodeClock) -> Self {
+        let shared = Arc::new(GrowingShared { state: Mutex::default(), work: Condvar::new() });
+        (0..threads).for_each(|_| GrowingShared::grow(&shared));
+        while shared.state.lock().idle < threads {
+            std::thread::yield_now();
+        }
+        Self { shared, clock }
+    }
+}
+
+impl GrowingShared {
+    fn grow(shared: &Arc<Self>) {
+        let shared = Arc::clone(shared);
+        let thread = std::thread::Builder::new().name("growing".into());
+        thread.spawn(move || shared.run()).expect("a benchmark needs its threads");
+    }
+
+    fn run(&self) {
+        loop {
+            let job = {
+                let mut state = self.state.lock();
+                loop {
+                    if let Some(job) = state.jobs.pop_front() {
+                        break job;
+                    }
+                    if state.ended {
+                        return;
+                    }
+                    state.idle += 1;
+                    self.work.wait(&mut state);
+                    state.idle -= 1;
+                }
+            };
+            job();
+        }
+    }
+}
+
+impl Pool for Growing {
+    fn submit(&self, _follower: usize, permit: SendPermit, call: VendorCall) -> Answer {
+        let (sender, answer) = oneshot::channel();
+        let clock = self.clock.clone();
+        let job = move || {
+            let _nobody = sender.send(carry_out(&clock, permit, call));
+        };
+        let grows = {
+            let mut state = self.shared.state.lock();
+            state.jobs.push_back(Box::new(job));
+            state.jobs.len() > state.idle
+        };
+        match grows {
+            true => GrowingShared::grow(&self.shared),
+            false => drop(self.shared.work.notify_one()),
+        }
+        Answer::later(async move { answer.await.unwrap_or_else(|_| lost()) })
+    }
+}
+
+impl Drop for Growing {
+    fn drop(&mut self) {
+        self.shared.state.lock().ended = true;
+        self.shared.work.notify_all();
+    }
+}
+
+/// A job with nothing of ours in it: the floor.
+pub(super) struct Bare(pub(super) Option<Box<dyn FnOnce() + Send>>);
+
+impl Work for Bare {
+    fn carry_out(&mut self) {
+        if let Some(job) = self.0.take() {
+            job();
+        }
+    }
+
+    fn tell(self) {}
+}
+
+/// Threads of the same kind as ours, for bare jobs.
+pub(super) type BareCrew = Crew<Bare>;

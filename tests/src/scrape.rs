@@ -1,0 +1,51 @@
+//! What a node's metrics page says.
+
+use crate::world::SOON;
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::net::{TcpListener, TcpStream};
+
+/// Where a node shows its metrics.
+#[derive(Debug, Clone)]
+pub struct MetricsPage {
+    address: String,
+}
+
+impl MetricsPage {
+    /// A free address, for `LOCKSTEP_METRICS_LISTEN`.
+    pub async fn free() -> MetricsPage {
+        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        MetricsPage { address: listener.local_addr().unwrap().to_string() }
+    }
+
+    /// The address.
+    pub fn address(&self) -> &str {
+        &self.address
+    }
+
+    /// Sum of a metric over its labels; 0 where it has no series yet.
+    pub async fn sum(&self, name: &str) -> f64 {
+        self.sum_where(name, |_| true).await
+    }
+
+    /// The same over the series whose lines fit.
+    pub async fn sum_where(&self, name: &str, fits: impl Fn(&str) -> bool) -> f64 {
+        let text = self.text().await;
+        let of_name = text.lines().filter(|line| {
+            line.strip_prefix(name).is_some_and(|rest| rest.starts_with(['{', ' ']))
+        });
+        let values = of_name.filter(|line| fits(line)).map(|line| {
+            line.rsplit_once(' ').and_then(|(_, value)| value.parse::<f64>().ok()).unwrap_or(0.0)
+        });
+        values.sum()
+    }
+
+    async fn text(&self) -> String {
+        let mut stream = TcpStream::connect(&self.address).await.unwrap();
+        let address = &self.address;
+        let ask = format!("GET /metrics HTTP/1.1\r\nHost: {address}\r\nConnection: close\r\n\r\n");
+        stream.write_all(ask.as_bytes()).await.unwrap();
+        let mut text = String::new();
+        tokio::time::timeout(SOON, stream.read_to_string(&mut text)).await.unwrap().unwrap();
+        text
+    }
+}
