@@ -102,6 +102,11 @@ fn text(error: impl std::error::Error) -> String {
     with_causes(&error)
 }
 
+/// The token under which the node has all accounts.
+fn token() -> Token {
+    Token::new(1).unwrap()
+}
+
 /// Makes pairs that nobody has seen.
 struct Pairs {
     last: u64,
@@ -128,7 +133,7 @@ impl Pairs {
         PairRow {
             pair,
             follower: AccountId::new(follower).unwrap(),
-            token: Token::MIN,
+            token: token(),
             opened_at: None,
             closed_at: None,
             close_price: None,
@@ -269,7 +274,7 @@ struct Lease {
 
 impl Lease {
     fn new(url: &str) -> Result<Self, String> {
-        let tenure = |id| TenureKey { account: AccountId::new(id).unwrap(), token: Token::MIN };
+        let tenure = |id| TenureKey { account: AccountId::new(id).unwrap(), token: token() };
         let request = CycleRequest {
             number: CycleNumber::NONE.next(),
             node: NodeId::new(NODE).unwrap(),

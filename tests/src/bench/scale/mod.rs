@@ -26,6 +26,7 @@ use super::rounds::{Percentiles, median};
 use scene::{Scene, Span};
 use serde::Serialize;
 use std::process::ExitCode;
+use std::time::Instant;
 
 pub use sessions::{SessionsArgs, run_sessions};
 
@@ -67,8 +68,10 @@ struct Answer {
     burst_27_orders_per_s: f64,
     /// Rows of pairs and events that were written in a second while the burst's were written.
     rows_per_s: f64,
-    /// Processor time of the node for one copy, rows included.
+    /// Processor time of the node for one copy, answers and rows included, less what it takes at rest.
     cpu_us_per_copy: f64,
+    /// Share of one processor that the node takes at rest.
+    idle_cpu: f64,
     /// From the accounts' rows until every follower copied.
     ready_s: f64,
     copies: usize,
@@ -111,9 +114,11 @@ async fn measure(followers: u32) -> Result<Answer, String> {
     let events = if followers > 1_000 { SINGLE_EVENTS_OF_MANY } else { SINGLE_EVENTS };
     // The first ones touch what is made once.
     scene.singles(2).await;
-    let cpu_before = scene.cpu();
+    let idle = scene.idle_cpu().await;
+    let (cpu_before, begun) = (scene.cpu(), Instant::now());
     let singles = scene.singles(events).await;
     let cpu = scene.cpu() - cpu_before;
+    let cpu = cpu.saturating_sub(begun.elapsed().mul_f64(idle));
     let (bursts, rows_per_s) = scene.bursts(BURST_EVENTS).await;
     let (reconcile_all, reconciles) = scene.restart_bus().await;
     let recorded = stages::read(&scene.end().await);
@@ -137,6 +142,7 @@ async fn measure(followers: u32) -> Result<Answer, String> {
         burst_27_own_time_p99_us: burst.p99_us,
         burst_27_orders_per_s: orders_per_s(&recorded, &bursts),
         rows_per_s,
+        idle_cpu: idle,
         cpu_us_per_copy: cpu.as_secs_f64() * 1e6 / of_singles.len() as f64,
         ready_s,
         copies: of_singles.len() + of_bursts.len(),
@@ -171,7 +177,7 @@ fn print(followers: u32, answer: &Answer) {
     let a = answer;
     eprintln!(
         "{followers:>6} followers: own time p50 {:.0} us, p99 {:.0} us, {:.0} orders/s; burst of 27: \
-         p50 {:.0} us, p99 {:.0} us, {:.0} orders/s; {:.0} us of processor a copy; {:.1} KiB a follower, \
+         p50 {:.0} us, p99 {:.0} us, {:.0} orders/s; {:.0} us of processor a copy, {:.1} % of one at rest; {:.1} KiB a follower, \
          {:.1} of them the broker's session; {:.0} rows/s; all reconciled {:.2} s after the bus was \
          restarted, with {} plans; ready after {:.1} s",
         a.own_time_p50_us,
@@ -181,6 +187,7 @@ fn print(followers: u32, answer: &Answer) {
         a.burst_27_own_time_p99_us,
         a.burst_27_orders_per_s,
         a.cpu_us_per_copy,
+        a.idle_cpu * 100.0,
         a.kib_per_follower,
         a.kib_per_session,
         a.rows_per_s,

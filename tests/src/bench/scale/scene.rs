@@ -27,6 +27,10 @@ const PARALLEL_ORDERS: u32 = 32;
 const PATIENCE: Duration = Duration::from_secs(900);
 /// The machine comes to rest.
 const REST: Duration = Duration::from_secs(2);
+/// The writer has nothing more to do: five of its turns.
+const ROWS_REST: Duration = Duration::from_millis(500);
+/// So long the node is watched at rest.
+const IDLE: Duration = Duration::from_secs(5);
 /// Between two looks at a page of metrics.
 const LOOK: Duration = Duration::from_millis(50);
 
@@ -169,6 +173,14 @@ impl Scene {
         Duration::from_millis(ticks * 10)
     }
 
+    /// Share of one processor that the node takes while nothing happens.
+    pub(super) async fn idle_cpu(&self) -> f64 {
+        self.until_rows_rest().await;
+        let (before, begun) = (self.cpu(), Instant::now());
+        tokio::time::sleep(IDLE).await;
+        (self.cpu() - before).as_secs_f64() / begun.elapsed().as_secs_f64()
+    }
+
     async fn trade(&self, instruction: Instruction) -> FollowerTicket {
         match self.world.driver.manual(self.master, instruction).await.unwrap() {
             OrderReply::Done(done) => done.ticket,
@@ -255,7 +267,7 @@ impl Scene {
     async fn until_rows_rest(&self) -> Instant {
         let (mut rows, mut since) = (self.rows().await, Instant::now());
         let deadline = Instant::now() + PATIENCE;
-        while since.elapsed() < REST {
+        while since.elapsed() < ROWS_REST {
             assert!(Instant::now() < deadline, "rows come without end");
             tokio::time::sleep(LOOK).await;
             let now = self.rows().await;
