@@ -81,7 +81,8 @@ enum Command {
 /// One running process.
 pub(crate) struct Process {
     pub(crate) id: NodeId,
-    pub(crate) started_at: u64,
+    /// When it had its first answer from the database.
+    pub(crate) first_answer_at: Option<u64>,
     pub(crate) clock: NodeClock,
     pub(crate) gate: Gate,
     state: watch::Receiver<Arc<LeaseState>>,
@@ -150,7 +151,7 @@ pub(crate) fn start(w: &mut World, node: usize) {
     let keeper = LeaseKeeper::new(&settings, store, gate.clone(), clock.clone());
     machine.process = Some(Process {
         id,
-        started_at: now,
+        first_answer_at: None,
         clock,
         gate,
         state: keeper.state(),
@@ -351,9 +352,11 @@ pub(crate) fn lease_answered(
     if !lease_waits(w, who, number) {
         return;
     }
+    let now = w.now;
     let process = w.process(who);
-    if answer.is_err() {
-        process.db_connection = None;
+    match &answer {
+        Ok(_) => process.first_answer_at = process.first_answer_at.or(Some(now)),
+        Err(_) => process.db_connection = None,
     }
     let reply = answer.as_ref().ok().cloned();
     #[cfg(feature = "planted")]

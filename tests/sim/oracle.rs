@@ -163,9 +163,8 @@ fn claimed_while_trusted(w: &mut World, id: AccountId, who: Who) {
     let Some(until) = until.filter(|until| now + CLOCK_ERROR + step_unseen(w) < *until) else {
         return;
     };
-    let started = w.machines[who.node].process.as_ref().map_or(0, |p| p.started_at);
     // After one such claim, the next one may meet the same tenure.
-    if is_jump_unseen(w, started) || w.oracle.overlaps.contains(&id) {
+    if is_jump_unseen(w, who) || w.oracle.overlaps.contains(&id) {
         w.oracle.unpromised += 1;
         w.oracle.overlaps.insert(id);
         return;
@@ -180,11 +179,12 @@ fn claimed_while_trusted(w: &mut World, id: AccountId, who: Who) {
     );
 }
 
-/// The database jumped, and a process that started at this time cannot have seen it.
-fn is_jump_unseen(w: &World, started: u64) -> bool {
-    let now = w.now;
-    w.db.jumped_at
-        .is_some_and(|at| started >= at.saturating_sub(us(LEASE)) && now < at + JUMP_IS_UNKNOWN)
+/// The database jumped, and this process had no answer of it before: it has nothing to compare with.
+fn is_jump_unseen(w: &World, who: Who) -> bool {
+    let first_answer = w.machines[who.node].process.as_ref().and_then(|p| p.first_answer_at);
+    w.db.jumped_at.is_some_and(|at| {
+        first_answer.is_none_or(|answer| answer >= at) && w.now < at + JUMP_IS_UNKNOWN
+    })
 }
 
 fn given_back(w: &mut World, id: AccountId, who: Who) {

@@ -24,8 +24,8 @@
 //! 8. Rows that were to be had and could not be claimed are asked for again soon, a few times; a
 //!    claim that brings nothing never makes the next one come at once.
 //!
-//! Not covered: a process that starts after the database stepped its clock has nothing to compare
-//! with, and claims what looks expired.
+//! Not covered: a process that had its first answer after the database stepped its clock has nothing
+//! to compare with, and claims what looks expired.
 
 pub use super::doubt::{
     ClaimGuard, DATABASE_STEP_MAX, DatabaseBounds, DatabaseDoubt, DatabaseMark,

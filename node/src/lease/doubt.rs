@@ -11,7 +11,7 @@
 //!    database's clock and this machine's together. The freeze is counted by it too.
 //! 3. A change of timeline is always a doubt (H13).
 //!
-//! Not covered: a node that starts after the step has nothing to compare with.
+//! Not covered: a node that had its first answer after the step has nothing to compare with.
 
 use crate::clock::NodeTime;
 use schemas::Micros;

@@ -148,9 +148,14 @@ const LIVE: &str = concat!(
     from input i
     left join written w on w.id = i.id
     left join owned o on o.id = i.follower_id and o.lease_token = i.lease_token
-    left join trading_accounts t
-        on t.id = i.follower_id and t.lease_token = i.lease_token and t.node_id = $28
-    left join pairs p on p.id = i.id"
+    left join lateral (
+        select t.id from trading_accounts t
+        where o.id is null and t.id = i.follower_id and t.lease_token = i.lease_token and t.node_id = $28
+        limit 1
+    ) t on true
+    left join lateral (
+        select p.state, p.follower_ticket from pairs p where w.id is null and p.id = i.id limit 1
+    ) p on true"
 );
 
 // The end of a copy is a fact, whoever found it. What has no copy is a decision, and only the
@@ -196,9 +201,14 @@ const ENDED: &str = concat!(
     from input i
     left join written w on w.id = i.id
     left join owned o on o.id = i.follower_id and o.lease_token = i.lease_token
-    left join trading_accounts t
-        on t.id = i.follower_id and t.lease_token = i.lease_token and t.node_id = $28
-    left join pairs p on p.id = i.id"
+    left join lateral (
+        select t.id from trading_accounts t
+        where o.id is null and t.id = i.follower_id and t.lease_token = i.lease_token and t.node_id = $28
+        limit 1
+    ) t on true
+    left join lateral (
+        select p.state, p.follower_ticket from pairs p where w.id is null and p.id = i.id limit 1
+    ) p on true"
 );
 
 /// For rows whose pair's own row belongs to something else: same facts, an id of their own.
@@ -253,8 +263,11 @@ const STATUS: &str = concat!(
     from input i
     left join written w on w.account_id = i.account_id
     left join owned o on o.id = i.account_id and o.lease_token = i.lease_token
-    left join trading_accounts t
-        on t.id = i.account_id and t.lease_token = i.lease_token and t.node_id = $12"
+    left join lateral (
+        select t.id from trading_accounts t
+        where o.id is null and t.id = i.account_id and t.lease_token = i.lease_token and t.node_id = $12
+        limit 1
+    ) t on true"
 );
 
 const EVENTS: &str = concat!(
