@@ -128,7 +128,6 @@ pub(crate) fn start(w: &mut World, node: usize) {
         return;
     }
     let draw = w.rng.range(0, u64::from(u32::MAX));
-    let now = w.now;
     let machine = &mut w.machines[node];
     machine.incarnation += 1;
     let who = Who { node, incarnation: machine.incarnation };
