@@ -88,6 +88,25 @@ macro_rules! instant {
     };
 }
 
+// What an outcome is told from. Account and pair are looked at only for what was not written: a join
+// would read the whole table of pairs where it is not large.
+macro_rules! pair_outcomes_from {
+    () => {
+        "
+    from input i
+    left join written w on w.id = i.id
+    left join owned o on o.id = i.follower_id and o.lease_token = i.lease_token
+    left join lateral (
+        select t.id from trading_accounts t
+        where o.id is null and t.id = i.follower_id and t.lease_token = i.lease_token and t.node_id = $28
+        limit 1
+    ) t on true
+    left join lateral (
+        select p.state, p.follower_ticket from pairs p where w.id is null and p.id = i.id limit 1
+    ) p on true"
+    };
+}
+
 macro_rules! pair_columns {
     () => {
         "(id, link_id, follower_id, master_ticket, follower_ticket, state, is_pending, symbol, side,
@@ -144,18 +163,7 @@ const LIVE: &str = concat!(
         when o.id is null and t.id is not null then 'busy'
         when o.id is null then 'not_owner'
         when p.state in ('closed', 'failed', 'skipped') then 'ended'
-        else 'already' end as outcome
-    from input i
-    left join written w on w.id = i.id
-    left join owned o on o.id = i.follower_id and o.lease_token = i.lease_token
-    left join lateral (
-        select t.id from trading_accounts t
-        where o.id is null and t.id = i.follower_id and t.lease_token = i.lease_token and t.node_id = $28
-        limit 1
-    ) t on true
-    left join lateral (
-        select p.state, p.follower_ticket from pairs p where w.id is null and p.id = i.id limit 1
-    ) p on true"
+        else 'already' end as outcome", pair_outcomes_from!()
 );
 
 // The end of a copy is a fact, whoever found it. What has no copy is a decision, and only the
@@ -197,18 +205,8 @@ const ENDED: &str = concat!(
              and (i.follower_ticket is null or i.follower_ticket = p.follower_ticket) then 'already'
         when i.follower_ticket is null and o.id is null and t.id is not null then 'busy'
         when i.follower_ticket is null and o.id is null then 'not_owner'
-        else 'apart' end as outcome
-    from input i
-    left join written w on w.id = i.id
-    left join owned o on o.id = i.follower_id and o.lease_token = i.lease_token
-    left join lateral (
-        select t.id from trading_accounts t
-        where o.id is null and t.id = i.follower_id and t.lease_token = i.lease_token and t.node_id = $28
-        limit 1
-    ) t on true
-    left join lateral (
-        select p.state, p.follower_ticket from pairs p where w.id is null and p.id = i.id limit 1
-    ) p on true"
+        else 'apart' end as outcome",
+    pair_outcomes_from!()
 );
 
 /// For rows whose pair's own row belongs to something else: same facts, an id of their own.
