@@ -174,7 +174,7 @@ impl FeedHandle {
 
     /// Takes an event from a publisher of this process, which has just handed it to the bus as
     /// well. Its place makes the one that arrives second a duplicate. Never waits: what does not
-    /// fit comes by the bus alone.
+    /// fit comes by the bus.
     pub fn deliver(&self, event: Arc<TradeEvent>) {
         // A feed that has ended takes nothing.
         if let Err(mpsc::error::TrySendError::Full(_)) = self.local.try_send(event) {

@@ -36,7 +36,8 @@ fn eurusd() -> Symbol {
     Symbol::new("EURUSD").unwrap()
 }
 
-/// A paper broker that takes half a second to answer: long enough for all threads to be at work, with its accounts.
+/// A paper broker with its accounts. It takes half a second to answer: long enough for all threads to be
+/// at work.
 async fn broker() -> String {
     let settings = Settings { answer_delay_ms: 500, ..Settings::default() };
     let listen = "127.0.0.1:0".parse().unwrap();

@@ -5,11 +5,12 @@
 //! on the machine and is repeated, not failed. Nothing is asserted of p99 and max.
 //!
 //! - [`rounds`]: percentiles, rounds, medians, ratios.
-//! - [`raw`]: the limit of bus and scheduler; [`relay`]: lets a master's burst go.
+//! - [`raw`]: the limit of bus and scheduler; [`relay`]: lets a master's burst go, which `hand` makes.
 //! - [`own_time`]: `./run bench own-time`; [`blocking`]: `./run bench blocking`; [`scale`]:
 //!   `./run bench scale`; [`lease`]: `./run bench lease`; [`writer`]: `./run bench writer`.
 
 pub mod blocking;
+mod hand;
 pub mod lease;
 pub mod own_time;
 pub mod raw;

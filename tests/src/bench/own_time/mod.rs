@@ -22,7 +22,7 @@ use super::raw::{FOLLOWERS, Limit};
 use super::rounds::{Percentiles, REPEATS_MAX, ROUNDS, is_noisy};
 use lockstep::config::PREFIX;
 use scene::{BURST_EVERY, QUIET_EVERY, Scene, Stretch};
-pub(super) use scene::{opening, resident_kib, step_back};
+pub(super) use scene::{resident_kib, step_back};
 use serde::Serialize;
 use stages::{Copy, Recorded, Stage};
 use std::collections::BTreeMap;

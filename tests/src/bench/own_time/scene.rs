@@ -1,16 +1,13 @@
 //! The world that is measured: servers, nodes, 30 followers, and a master that is moved.
 
 use super::Layout;
+use crate::bench::hand::Hand;
 use crate::bench::raw::FOLLOWERS;
-use crate::bench::relay::Relay;
-use crate::world::{EURUSD, Node, SOON, World, until};
+use crate::world::{Node, World};
 use devstack::ManagedProcess;
-use futures_util::future::join_all;
 use lockstep::clock::monotonic_ns;
 use paper::faults::{FaultKind, FaultSpec, SettingsChange, Span};
-use paper::protocol::{Instruction, OrderReply, Style};
-use schemas::{AccountId, FollowerTicket, Side, Symbol};
-use std::collections::VecDeque;
+use paper::protocol::Style;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
@@ -36,11 +33,9 @@ const END_LIMIT: Duration = Duration::from_secs(30);
 #[derive(Debug)]
 pub(super) struct Scene {
     world: World,
-    relay: Relay,
-    master: AccountId,
+    hand: Hand,
     nodes: Vec<Node>,
     files: Vec<PathBuf>,
-    open: VecDeque<FollowerTicket>,
 }
 
 /// What a span of time was.
@@ -67,16 +62,9 @@ impl Scene {
         world.driver.settings(answer).await.unwrap();
         let span = Span { min_ms: ACCEPTANCE_MS, max_ms: ACCEPTANCE_MS };
         world.driver.set_fault(FaultSpec::new(FaultKind::AcceptanceDelay { span })).await.unwrap();
-        let relay = Relay::start(world.paper_addr).await.unwrap();
-        let master = world.add_paper_account_at("master", Style::Mt5, relay.addr()).await;
-        let mut scene = Scene {
-            world,
-            relay,
-            master,
-            nodes: Vec::new(),
-            files: Vec::new(),
-            open: VecDeque::new(),
-        };
+        let hand = Hand::start(&world).await;
+        let master = hand.master;
+        let mut scene = Scene { world, hand, nodes: Vec::new(), files: Vec::new() };
         match layout {
             Layout::OneNode => {
                 scene.add_followers().await;
@@ -92,7 +80,7 @@ impl Scene {
         }
         scene.world.until_copying().await;
         for _ in 0..QUIET_OPEN {
-            scene.open().await;
+            scene.hand.open(&scene.world).await;
         }
         tokio::time::sleep(BURST_EVERY).await;
         scene
@@ -102,7 +90,7 @@ impl Scene {
         for index in 0..FOLLOWERS {
             let name = format!("follower-{index}");
             let follower = self.world.add_paper_account(&name, Style::Mt5).await;
-            self.world.add_link(self.master, follower, 1).await;
+            self.world.add_link(self.hand.master, follower, 1).await;
         }
     }
 
@@ -130,30 +118,17 @@ impl Scene {
         self.world.bus.url(0)
     }
 
-    async fn trade(&self, instruction: Instruction) -> FollowerTicket {
-        match self.world.driver.manual(self.master, instruction).await.unwrap() {
-            OrderReply::Done(done) => done.ticket,
-            OrderReply::Rejected(rejection) => panic!("by hand: {rejection:?}"),
-        }
-    }
-
-    async fn open(&mut self) {
-        let ticket = self.trade(opening()).await;
-        self.open.push_back(ticket);
-    }
-
-    async fn close(&mut self) {
-        let ticket = self.open.pop_front().unwrap();
-        self.trade(Instruction::Close { ticket, lots: None }).await;
-    }
-
     /// Events one at a time: a trade is opened, the oldest is closed, and so on.
     pub(super) async fn quiet(&mut self, events: usize) -> Vec<Stretch> {
         let from = monotonic_ns();
         let mut every = tokio::time::interval(QUIET_EVERY);
         for event in 0..events {
             every.tick().await;
-            if event % 2 == 0 { self.open().await } else { self.close().await }
+            if event % 2 == 0 {
+                self.hand.open(&self.world).await
+            } else {
+                self.hand.close(&self.world).await
+            }
         }
         every.tick().await;
         vec![Stretch { ns: (from, monotonic_ns()), events, opens: None }]
@@ -164,27 +139,10 @@ impl Scene {
         let mut spans = Vec::new();
         for _ in 0..pairs {
             for opens in [true, false] {
-                let instructions: Vec<Instruction> = (0..events)
-                    .map(|_| match opens {
-                        true => opening(),
-                        false => {
-                            let ticket = self.open.pop_back().unwrap();
-                            Instruction::Close { ticket, lots: None }
-                        }
-                    })
-                    .collect();
-                self.relay.hold();
-                let tickets = join_all(instructions.into_iter().map(|i| self.trade(i))).await;
-                until("the burst at the relay", SOON, async || {
-                    (self.relay.held() >= events).then_some(())
-                })
-                .await;
-                if opens {
-                    self.open.extend(tickets);
-                }
+                self.hand.hold_burst(&self.world, events, opens).await;
                 tokio::time::sleep(REST).await;
                 let from = monotonic_ns();
-                self.relay.release();
+                self.hand.release();
                 tokio::time::sleep(BURST_EVERY).await;
                 spans.push(Stretch { ns: (from, monotonic_ns()), events, opens: Some(opens) });
             }
@@ -203,12 +161,6 @@ impl Scene {
         }
         self.files
     }
-}
-
-/// A trade of a master, by hand.
-pub(in crate::bench) fn opening() -> Instruction {
-    let symbol = Symbol::new(EURUSD).unwrap();
-    Instruction::open_by_hand(symbol, Side::Buy, "0.10".parse().unwrap())
 }
 
 /// The broker's process stands for a machine elsewhere: it runs when nobody else wants to.

@@ -1,15 +1,13 @@
 //! The world that is measured: a master on one node, its followers on another.
 
-use crate::bench::own_time::{opening, resident_kib, step_back};
-use crate::bench::relay::Relay;
+use crate::bench::hand::Hand;
+use crate::bench::own_time::{resident_kib, step_back};
 use crate::scrape::MetricsPage;
 use crate::world::{Bus, Node, SOON, World, until};
 use devstack::ProcessSpec;
-use futures_util::future::join_all;
 use lockstep::clock::monotonic_ns;
-use paper::protocol::{AccountDecl, Instruction, OrderReply, Style};
-use schemas::{AccountId, FollowerTicket};
-use std::collections::VecDeque;
+use paper::protocol::{AccountDecl, Style};
+use schemas::AccountId;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
@@ -38,8 +36,7 @@ const LOOK: Duration = Duration::from_millis(50);
 #[derive(Debug)]
 pub(super) struct Scene {
     world: World,
-    relay: Relay,
-    master: AccountId,
+    hand: Hand,
     lead: Node,
     follow: Node,
     page: MetricsPage,
@@ -47,7 +44,6 @@ pub(super) struct Scene {
     followers: u32,
     /// Memory of the node before it had accounts.
     kib_before: f64,
-    open: VecDeque<FollowerTicket>,
 }
 
 /// A span of time.
@@ -64,8 +60,7 @@ impl Scene {
     pub(super) async fn start(folder: &Path, followers: u32) -> Scene {
         let mut world = World::start(&format!("scale-{followers}")).await;
         step_back(world.paper());
-        let relay = Relay::start(world.paper_addr).await.unwrap();
-        let master = world.add_paper_account_at("master", Style::Mt5, relay.addr()).await;
+        let hand = Hand::start(&world).await;
         let files = ["lead", "follow"].map(|name| folder.join(format!("{name}.jsonl")));
         let page = MetricsPage::free().await;
         let node = |name: &str, capacity: u32, file: &Path| {
@@ -77,7 +72,7 @@ impl Scene {
                 .setting("LOCKSTEP_OWN_TIME_LOG", file.display())
         };
         let lead = node("lead", 1, &files[0]).start();
-        world.until_session("leading", &[master]).await;
+        world.until_session("leading", &[hand.master]).await;
         let follow = node("follow", followers, &files[1])
             .setting("LOCKSTEP_METRICS_LISTEN", page.address())
             .start();
@@ -90,8 +85,7 @@ impl Scene {
         world.stop_quotes();
         tokio::time::sleep(REST).await;
         let kib_before = resident_kib(follow.process.pid().unwrap());
-        let open = VecDeque::new();
-        Scene { world, relay, master, lead, follow, page, files, followers, kib_before, open }
+        Scene { world, hand, lead, follow, page, files, followers, kib_before }
     }
 
     async fn declare(&self, first: u64, count: u64) {
@@ -121,7 +115,7 @@ impl Scene {
         .bind(FIRST as i64)
         .bind(count)
         .bind(self.world.paper_addr.to_string())
-        .bind(self.master.as_i64())
+        .bind(self.hand.master.as_i64())
         .execute(&mut db)
         .await
         .unwrap();
@@ -181,13 +175,6 @@ impl Scene {
         (self.cpu() - before).as_secs_f64() / begun.elapsed().as_secs_f64()
     }
 
-    async fn trade(&self, instruction: Instruction) -> FollowerTicket {
-        match self.world.driver.manual(self.master, instruction).await.unwrap() {
-            OrderReply::Done(done) => done.ticket,
-            OrderReply::Rejected(rejection) => panic!("by hand: {rejection:?}"),
-        }
-    }
-
     async fn answered(&self) -> f64 {
         self.page.sum("lockstep_broker_calls_finished_total").await
     }
@@ -214,11 +201,9 @@ impl Scene {
             let before = self.answered().await;
             let from = monotonic_ns();
             if event % 2 == 0 {
-                let ticket = self.trade(opening()).await;
-                self.open.push_back(ticket);
+                self.hand.open(&self.world).await;
             } else {
-                let ticket = self.open.pop_front().unwrap();
-                self.trade(Instruction::Close { ticket, lots: None }).await;
+                self.hand.close(&self.world).await;
             }
             self.until_answered(before, 1).await;
             spans.push(Span { ns: (from, monotonic_ns()), events: 1 });
@@ -232,29 +217,12 @@ impl Scene {
         let mut spans = Vec::new();
         let (mut rows, mut took) = (0.0, Duration::ZERO);
         for opens in [true, false] {
-            let instructions: Vec<Instruction> = (0..events)
-                .map(|_| match opens {
-                    true => opening(),
-                    false => {
-                        let ticket = self.open.pop_back().unwrap();
-                        Instruction::Close { ticket, lots: None }
-                    }
-                })
-                .collect();
             self.until_rows_rest().await;
-            self.relay.hold();
-            let tickets = join_all(instructions.into_iter().map(|i| self.trade(i))).await;
-            until("the burst at the relay", SOON, async || {
-                (self.relay.held() >= events).then_some(())
-            })
-            .await;
-            if opens {
-                self.open.extend(tickets);
-            }
+            self.hand.hold_burst(&self.world, events, opens).await;
             let (before, rows_before) = (self.answered().await, self.rows().await);
             let begun = Instant::now();
             let from = monotonic_ns();
-            self.relay.release();
+            self.hand.release();
             self.until_answered(before, events).await;
             spans.push(Span { ns: (from, monotonic_ns()), events });
             took += self.until_rows_rest().await.duration_since(begun);
