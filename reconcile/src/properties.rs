@@ -658,8 +658,9 @@ proptest! {
         let mut scene = scene;
         let plan = scene.plan();
         scene.execute(&plan, usize::MAX);
-        // What no live pair names is the reconcile's alone.
-        let named: BTreeSet<_> = scene.pairs.rows().filter(|p| p.state.is_live()).filter_map(|p| p.follower_ticket).collect();
+        // What no live pair names, or one of another shape does, is the reconcile's alone.
+        let live = scene.pairs.rows().filter(|p| p.state.is_live() && scene.live_copy_is_whole(p));
+        let named: BTreeSet<_> = live.filter_map(|p| p.follower_ticket).collect();
         scene.follower.positions.retain(|p| named.contains(&p.ticket));
         scene.follower.pendings.retain(|o| named.contains(&o.ticket));
         scene.history.trades.clear();

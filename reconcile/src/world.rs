@@ -173,6 +173,9 @@ impl<'a> World<'a> {
             None => {
                 (self.is_ours(item.magic) || item.magic == 0)
                     && item.hint.is_none_or(|hint| hint == (pair.link, pair.master_ticket))
+                    && self
+                        .predecessors_tag(item.copy.ticket)
+                        .is_none_or(|(ticket, _)| ticket == pair.master_ticket)
                     && *item.copy.symbol == pair.symbol
                     && item.copy.side == pair.side
             }
@@ -305,15 +308,26 @@ impl<'a> World<'a> {
     /// The finished parts of a pair's copy, under all tickets that it had, oldest first.
     pub(crate) fn ended_parts(&self, pair: &Pair) -> Vec<&'a ClosedTrade> {
         let Some(named) = pair.follower_ticket else { return Vec::new() };
-        let mut tickets: BTreeSet<FollowerTicket> = self.lineage.back(named).into_iter().collect();
-        tickets.extend(self.lineage.onward(named));
-        let mut parts: Vec<&ClosedTrade> = tickets
-            .into_iter()
-            .flat_map(|ticket| self.history_of(ticket).iter().copied())
-            .filter(|t| t.symbol == pair.symbol && t.side == pair.side)
-            .collect();
+        let mut parts = self.parts_under(named, pair.master_ticket, &pair.symbol, pair.side);
         parts.sort_by(|a, b| age_order(a, b));
         parts
+    }
+
+    /// The same for any copy: none of another symbol or direction, and none that is tagged as
+    /// another ticket's (invariants 2 and 3).
+    fn parts_under(
+        &self,
+        named: FollowerTicket,
+        of: MasterTicket,
+        symbol: &Symbol,
+        side: Side,
+    ) -> Vec<&'a ClosedTrade> {
+        let of = (self.parts.rules.link, of);
+        let mut tickets: BTreeSet<FollowerTicket> = self.lineage.back(named).into_iter().collect();
+        tickets.extend(self.lineage.onward(named));
+        let parts = tickets.into_iter().flat_map(|ticket| self.history_of(ticket));
+        let parts = parts.filter(|t| t.symbol == *symbol && t.side == side);
+        parts.filter(|t| tag::remnant(&t.comment).is_none_or(|tag| tag == of)).copied().collect()
     }
 
     /// Finished parts of one ticket, oldest first.
@@ -453,12 +467,15 @@ impl<'a> World<'a> {
     }
 
     fn explain_history(&mut self) {
-        let named = self.parts.pairs.rows().filter_map(|pair| pair.follower_ticket);
-        let found = self.copies.values().flatten().map(|found| found.item.copy.ticket);
-        for ticket in named.chain(found).collect::<BTreeSet<_>>() {
-            self.explained.extend(self.lineage.back(ticket));
-            self.explained.extend(self.lineage.onward(ticket));
+        let named = self.parts.pairs.rows().flat_map(|pair| self.ended_parts(pair));
+        let mut explained: BTreeSet<FollowerTicket> = named.map(|t| t.ticket).collect();
+        for (of, copies) in &self.copies {
+            for CopyView { ticket, symbol, side, .. } in copies.iter().map(|f| f.item.copy) {
+                let parts = self.parts_under(ticket, *of, symbol, side);
+                explained.extend(parts.into_iter().map(|t| t.ticket));
+            }
         }
+        self.explained = explained;
     }
 
     /// Reads the tags of the history once: every ticket asks for its own.
@@ -522,11 +539,11 @@ impl<'a> World<'a> {
 
     /// The tag of a finished part, also where only another part of the trade still shows it.
     fn history_tag(&self, trade: &ClosedTrade) -> Option<(LinkId, MasterTicket)> {
-        let read = |t: &ClosedTrade| tag::decode(&t.comment).or_else(|| tag::remnant(&t.comment));
-        read(trade).or_else(|| {
-            let tickets = self.lineage.back(trade.ticket);
-            let parts = tickets.into_iter().flat_map(|ticket| self.history_of(ticket));
-            parts.filter(|t| self.is_ours(t.magic)).find_map(|t| read(t))
+        tag::remnant(&trade.comment).or_else(|| {
+            let onward = self.lineage.onward(trade.ticket);
+            let tickets = self.lineage.back(trade.ticket).into_iter().chain(onward);
+            let parts = tickets.flat_map(|ticket| self.history_of(ticket));
+            parts.filter(|t| self.is_ours(t.magic)).find_map(|t| tag::remnant(&t.comment))
         })
     }
 

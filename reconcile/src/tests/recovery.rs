@@ -129,6 +129,49 @@ fn ended_trade_that_was_another_copy_holds_nothing_back() {
     assert!(matches!(scene.steps(101)[..], [CopyStep::OpenCopy { .. }]));
 }
 
+// Invariant 3 of the assignment: what a row names in another symbol is not its copy, ended or not.
+#[test]
+fn ended_trade_holds_an_open_back_although_a_row_of_another_symbol_names_its_number() {
+    let mut ended = closed_trade(56, "");
+    ended.opened_at = seconds_ago(1);
+    let scene = Scene::new().master_has(master_position(101)).history_has(ended);
+    let mut pair = scene.open_pair(91, 56);
+    assert!(matches!(scene.clone().pair(pair.clone()).steps(101)[..], [CopyStep::OpenCopy { .. }]));
+    pair.symbol = symbol("XAUUSD");
+    let steps = scene.pair(pair).steps(101);
+    let reason = SkipReason::EndedBeforeTakeover;
+    assert!(
+        matches!(&steps[..], [CopyStep::SkipOpen { reason: r, .. }] if *r == reason),
+        "{steps:?}"
+    );
+}
+
+// Invariant 2 of the assignment: a row may name the copy of another ticket.
+#[test]
+fn pair_does_not_end_because_a_trade_with_another_tickets_tag_ended_under_its_number() {
+    let scene = Scene::new().master_has(master_position(101)).follower_has(copy_position(57, 101));
+    let scene = scene.clone().pair(scene.open_pair(101, 56));
+    let rebind = CopyStep::RebindCopy { from: ft(56), to: ft(57), found_by: FoundBy::Tag };
+    assert_eq!(scene.clone().history_has(closed_trade(56, &tag_of(91))).steps(101), [rebind]);
+    let ended = scene.history_has(closed_trade(56, &tag_of(101))).steps(101);
+    assert!(matches!(ended[..], [CopyStep::MarkClosed { .. }, CopyStep::CloseDuplicate { .. }]));
+}
+
+// The same where the trade goes on under another number and without a tag.
+#[test]
+fn ended_pair_does_not_take_the_rest_of_a_trade_that_was_tagged_as_another_tickets() {
+    let mut rest = copy_position(57, 101);
+    rest.comment = "from #56".to_owned();
+    let scene = Scene::new().master_has(master_position(101)).follower_has(rest);
+    let scene = scene.history_has(closed_trade(56, &tag_of(101)));
+    let ended = scene.open_pair(91, 56).on_ended(EndedHow::Reported);
+    let scene = scene.pair(ended);
+    assert!(
+        matches!(scene.steps(101)[..], [CopyStep::AdoptCopy { ticket, .. }] if ticket == ft(57))
+    );
+    assert_eq!(scene.steps(91), []);
+}
+
 #[test]
 fn history_that_does_not_reach_back_opens_nothing_and_decides_nothing() {
     let mut scene = Scene::new().master_has(master_position(101));
