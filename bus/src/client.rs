@@ -13,7 +13,9 @@
 
 use crate::error::BusError;
 use crate::metrics::{CONNECTION_EVENTS, count};
+use crate::roles::{inbox_prefix, is_user_name};
 use async_nats::{Client, ConnectOptions, Event, ServerAddr};
+use percent_encoding::percent_decode_str;
 use std::fmt;
 use std::path::PathBuf;
 use std::time::Duration;
@@ -48,7 +50,7 @@ const NAME_BYTES_MAX: usize = 128;
 /// How we prove who we are.
 #[derive(Clone, Default)]
 pub enum BusAuth {
-    /// Not at all, or by what the URL carries.
+    /// By what a URL carries (`nats://user:password@host`, `nats://token@host`), or not at all.
     #[default]
     None,
     /// A token.
@@ -83,7 +85,7 @@ pub struct ClientSettings {
     pub auth: BusAuth,
     /// File with root certificates for TLS. Default: those of the system.
     pub root_certificates: Option<PathBuf>,
-    /// Refuse a connection without TLS. Default: no, the server decides.
+    /// Refuse a connection without TLS. Default: only if a URL begins with `tls://`.
     pub require_tls: bool,
     /// Ping interval, 1 to 5 s. Default `PING_INTERVAL`.
     pub ping_interval: Duration,
@@ -126,7 +128,24 @@ impl ClientSettings {
         self.urls.iter().enumerate().map(parse).collect()
     }
 
-    fn options(&self) -> ConnectOptions {
+    /// Our credentials: those of the settings, else those of the first URL that has some. The
+    /// client reads none from a URL, and learns of servers by addresses that have none.
+    fn auth(&self, addresses: &[ServerAddr]) -> BusAuth {
+        let decoded = |text: &str| percent_decode_str(text).decode_utf8_lossy().into_owned();
+        let in_url = addresses.iter().find_map(|address| {
+            let user = decoded(address.username()?);
+            Some(match address.password() {
+                Some(password) => BusAuth::UserPassword { user, password: decoded(password) },
+                None => BusAuth::Token(user),
+            })
+        });
+        match &self.auth {
+            BusAuth::None => in_url.unwrap_or_default(),
+            given => given.clone(),
+        }
+    }
+
+    fn options(&self, addresses: &[ServerAddr]) -> ConnectOptions {
         let mut options = ConnectOptions::new()
             .name(&self.name)
             .ping_interval(self.ping_interval)
@@ -136,15 +155,23 @@ impl ClientSettings {
             .max_reconnects(None)
             .retry_on_initial_connect()
             .reconnect_delay_callback(reconnect_delay)
-            .require_tls(self.require_tls)
+            // A server that we learn of is asked for TLS as well.
+            .require_tls(self.require_tls || addresses.iter().any(ServerAddr::tls_required))
             .event_callback(|event| async move {
                 count(CONNECTION_EVENTS, "event", event_word(&event));
+                // A subject that is denied is only said here; the call that used it went well.
+                if let Event::ServerError(error) = event {
+                    tracing::error!(%error, "the bus refused something");
+                }
             });
-        options = match &self.auth {
+        options = match self.auth(addresses) {
             BusAuth::None => options,
-            BusAuth::Token(token) => options.token(token.clone()),
+            BusAuth::Token(token) => options.token(token),
             BusAuth::UserPassword { user, password } => {
-                options.user_and_password(user.clone(), password.clone())
+                if is_user_name(&user) {
+                    options = options.custom_inbox_prefix(inbox_prefix(&user));
+                }
+                options.user_and_password(user, password)
             }
         };
         match &self.root_certificates {
@@ -162,7 +189,7 @@ impl ClientSettings {
 /// Errors: `Setting` for a value out of range, `Connect` for what waiting does not cure.
 pub async fn connect(settings: &ClientSettings) -> Result<Client, BusError> {
     let addresses = settings.addresses()?;
-    settings.options().connect(addresses).await.map_err(BusError::Connect)
+    settings.options(&addresses).connect(addresses).await.map_err(BusError::Connect)
 }
 
 /// Wait before a connection attempt: doubling, bounded, and half of it random, so that the nodes

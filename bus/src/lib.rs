@@ -25,6 +25,7 @@ pub mod feed;
 pub mod gap;
 pub mod metrics;
 pub mod publisher;
+pub mod roles;
 pub mod snapshot;
 
 #[cfg(test)]
@@ -41,3 +42,4 @@ pub use publisher::{
     Closing, EpochReason, HeardEpochs, MayPublish, OnPublished, Publisher, PublisherHandle,
     PublisherSettings, PublisherStatus, hear_epoch, hear_epochs, start_epoch, start_epoch_now,
 };
+pub use roles::{Role, Subjects, inbox_prefix, is_user_name};

@@ -53,6 +53,7 @@ const fn setting(
 
 const DATABASE_URL: &str = "LOCKSTEP_DATABASE_URL";
 const NATS_URLS: &str = "LOCKSTEP_NATS_URLS";
+const NATS_ROOT_CERTIFICATES: &str = "LOCKSTEP_NATS_ROOT_CERTIFICATES";
 const NODE_NAME: &str = "LOCKSTEP_NODE_NAME";
 const STATE_FOLDER: &str = "LOCKSTEP_STATE_FOLDER";
 const PLATFORMS: &str = "LOCKSTEP_PLATFORMS";
@@ -94,6 +95,12 @@ pub const SETTINGS: &[Setting] = &[
         NATS_URLS,
         Some("nats://127.0.0.1:4222"),
         "NATS servers, separated by commas; the port is the one NATS uses by itself",
+    ),
+    setting(
+        NATS_ROOT_CERTIFICATES,
+        Some(""),
+        "file with the certificates that the NATS servers' own are checked by (PEM); empty means the \
+         system's. With tls:// in the addresses nothing is said before that check",
     ),
     setting(
         NODE_NAME,
@@ -334,6 +341,8 @@ pub struct NodeConfig {
     pub database_url: SecretUrl,
     /// `LOCKSTEP_NATS_URLS`
     pub nats_urls: Vec<SecretUrl>,
+    /// `LOCKSTEP_NATS_ROOT_CERTIFICATES`, if it is set.
+    pub nats_root_certificates: Option<PathBuf>,
     /// `LOCKSTEP_NODE_NAME`, or first platform and host name.
     pub node_name: String,
     /// `LOCKSTEP_STATE_FOLDER`, if there is one.
@@ -406,6 +415,7 @@ impl NodeConfig {
         let config = Self {
             database_url: reader.database_url(),
             nats_urls: reader.nats_urls(),
+            nats_root_certificates: reader.certificates(NATS_ROOT_CERTIFICATES),
             node_name: reader.node_name(&platforms),
             state_folder: reader.folder(STATE_FOLDER),
             platforms,
@@ -474,6 +484,7 @@ impl NodeConfig {
         vec![
             (DATABASE_URL, self.database_url.to_string()),
             (NATS_URLS, list(self.nats_urls.iter().map(SecretUrl::to_string).collect())),
+            (NATS_ROOT_CERTIFICATES, path(self.nats_root_certificates.as_ref())),
             (NODE_NAME, self.node_name.clone()),
             (STATE_FOLDER, path(self.state_folder.as_ref())),
             (PLATFORMS, self.platforms.join(",")),
@@ -791,6 +802,20 @@ impl Reader<'_> {
 
     fn file(&mut self, name: &'static str) -> Option<PathBuf> {
         Some(self.text(name)).filter(|text| !text.is_empty()).map(PathBuf::from)
+    }
+
+    /// A file of certificates that can be read: the bus client would try for ever in silence.
+    fn certificates(&mut self, name: &'static str) -> Option<PathBuf> {
+        let path = self.file(name)?;
+        let shown = path.display().to_string();
+        match std::fs::read_to_string(&path) {
+            Err(error) => self.fault(name, &shown, &format!("must be a file to read: {error}")),
+            Ok(text) if !text.contains("-----BEGIN CERTIFICATE-----") => {
+                self.fault(name, &shown, "must hold a certificate in PEM");
+            }
+            Ok(_) => {}
+        }
+        Some(path)
     }
 
     fn folder(&mut self, name: &'static str) -> Option<PathBuf> {

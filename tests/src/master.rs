@@ -36,6 +36,19 @@ impl Master {
         settings: PublisherSettings,
     ) -> Master {
         let client = bus::connect(&ClientSettings::new(urls, "test-master")).await.unwrap();
+        Master::speak(client, account, settings)
+    }
+
+    /// Speaks over a connection of the caller's, with nothing open.
+    pub fn start_on(client: async_nats::Client, account: AccountId) -> Master {
+        Master::speak(client, account, PublisherSettings::default())
+    }
+
+    fn speak(
+        client: async_nats::Client,
+        account: AccountId,
+        settings: PublisherSettings,
+    ) -> Master {
         let handle = Publisher::start(
             client,
             account,

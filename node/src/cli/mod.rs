@@ -7,6 +7,7 @@
 pub mod account;
 pub mod demo;
 pub mod link;
+pub mod nats;
 pub mod node;
 pub mod paper;
 pub mod paper_ctl;
@@ -38,6 +39,8 @@ enum Verb {
     Account(account::AccountArgs),
     /// Add, list and switch links from a master to a follower.
     Link(link::LinkArgs),
+    /// Make the configuration of a NATS cluster that knows who may say what, and its users.
+    Nats(nats::NatsArgs),
     /// Who owns what, right now.
     Status(status::StatusArgs),
     /// Why a trade was copied, or was not: its story on one link.
@@ -107,6 +110,7 @@ pub fn main() -> ExitCode {
         Verb::Paper(args) => paper::run(*args),
         Verb::Account(args) => account::run(args),
         Verb::Link(args) => link::run(args),
+        Verb::Nats(args) => nats::run(args),
         Verb::Status(args) => status::run(args),
         Verb::Why(args) => why::run(args),
         Verb::Demo(args) => demo::run(args),

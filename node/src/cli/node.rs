@@ -124,9 +124,11 @@ fn run_on(
         CliError::missing(format!("LOCKSTEP_METRICS_LISTEN {}", config.metrics_listen), error)
     })?;
     let urls = config.nats_urls.iter().map(|url| url.expose().to_owned()).collect();
-    let bus = hot
-        .block_on(bus::connect(&ClientSettings::new(urls, node.as_str())))
-        .map_err(|error| CliError::missing("bus", error))?;
+    let bus = ClientSettings {
+        root_certificates: config.nats_root_certificates.clone(),
+        ..ClientSettings::new(urls, node.as_str())
+    };
+    let bus = hot.block_on(bus::connect(&bus)).map_err(|error| CliError::missing("bus", error))?;
     let clock = NodeClock::system();
     // Before anything can ask for one: no thread is made in a burst.
     let executor = call_threads(&config, &clock);

@@ -31,6 +31,10 @@ pub struct PublishArgs {
     /// NATS servers, separated by commas. Default: LOCKSTEP_NATS_URLS, else nats://127.0.0.1:4222.
     #[arg(long, value_delimiter = ',')]
     nats: Option<Vec<String>>,
+    /// Certificates (PEM) that those of the servers are checked by. Default:
+    /// LOCKSTEP_NATS_ROOT_CERTIFICATES, else those of the system.
+    #[arg(long, value_name = "FILE")]
+    nats_root_certificates: Option<PathBuf>,
     /// Speak for this master although somebody else does; its followers then close what this
     /// history does not hold.
     #[arg(long)]
@@ -92,6 +96,13 @@ fn describe(history: &History, steps: &[Step], speed: f64) {
     }
 }
 
+/// Addresses without the credentials that may be in them.
+fn hosts(urls: &[String]) -> String {
+    let host =
+        |url: &String| url.rsplit_once('@').map_or(url.as_str(), |(_, host)| host).to_owned();
+    urls.iter().map(host).collect::<Vec<_>>().join(",")
+}
+
 #[allow(clippy::print_stdout, reason = "a verb answers on stdout")]
 async fn play(args: &PublishArgs, account: AccountId, steps: &[Step]) -> Result<(), CliError> {
     let name = format!("publish-{account}");
@@ -100,13 +111,18 @@ async fn play(args: &PublishArgs, account: AccountId, steps: &[Step]) -> Result<
         let urls = set.unwrap_or_else(|_| "nats://127.0.0.1:4222".into());
         urls.split(',').map(|url| url.trim().to_owned()).collect()
     });
-    let client = bus::connect(&ClientSettings::new(urls.clone(), &name))
-        .await
-        .map_err(|error| CliError::missing("bus", error))?;
+    let certificates = args.nats_root_certificates.clone();
+    let certificates = certificates
+        .or_else(|| std::env::var_os("LOCKSTEP_NATS_ROOT_CERTIFICATES").map(Into::into));
+    let settings = ClientSettings {
+        root_certificates: certificates.filter(|path| !path.as_os_str().is_empty()),
+        ..ClientSettings::new(urls.clone(), &name)
+    };
+    let client = bus::connect(&settings).await.map_err(|error| CliError::missing("bus", error))?;
     let clock = NodeClock::system();
     let heard = hear_epochs(&client, account, LISTEN_FOR)
         .await
-        .map_err(|error| CliError::missing(format!("bus at {}", urls.join(",")), error))?;
+        .map_err(|error| CliError::missing(format!("bus at {}", hosts(&urls)), error))?;
     if heard.said.is_some() && !args.take_over {
         return Err(CliError::No(format!(
             "--account {account}: somebody publishes for this master right now; with --take-over \

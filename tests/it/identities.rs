@@ -1,0 +1,354 @@
+//! A cluster made by `lockstep nats`: who may say and hear what (H74).
+
+use async_nats::ConnectOptions;
+use bus::ClientSettings;
+use devstack::{ManagedProcess, ProcessSpec, Tools};
+use futures_util::StreamExt;
+use lockstep_tests::master::Master;
+use lockstep_tests::oracle::{State, assert_clean};
+use lockstep_tests::world::{CliOutput, SOON, World, run_lockstep, until};
+use rustix::process::{Pid, Signal, kill_process};
+use schemas::{AccountId, subject};
+use std::collections::BTreeMap;
+use std::net::TcpListener;
+use std::os::unix::fs::PermissionsExt;
+use std::path::{Path, PathBuf};
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
+
+/// How often servers are started anew because somebody took a port meanwhile.
+const STARTS_MAX: usize = 5;
+
+/// A cluster on this machine, from the files that `lockstep nats init` wrote.
+struct Secured {
+    home: tempfile::TempDir,
+    servers: Vec<ManagedProcess>,
+}
+
+async fn nats(arguments: &[&str]) -> CliOutput {
+    run_lockstep(&[&["nats"], arguments].concat(), &[]).await
+}
+
+async fn done(arguments: &[&str]) -> String {
+    let output = nats(arguments).await;
+    assert_eq!(output.code, Some(0), "{arguments:?}: {output:?}");
+    output.stdout
+}
+
+fn free_ports(count: usize) -> Vec<u16> {
+    let held: Vec<TcpListener> =
+        (0..count).map(|_| TcpListener::bind("127.0.0.1:0").unwrap()).collect();
+    held.iter().map(|listener| listener.local_addr().unwrap().port()).collect()
+}
+
+async fn init(folder: &str, ports: &[u16], users: &[&str]) {
+    let servers: Vec<String> =
+        ports.chunks(2).map(|p| format!("--server=127.0.0.1:{}:{}", p[0], p[1])).collect();
+    let servers: Vec<&str> = servers.iter().map(String::as_str).collect();
+    done(&[&["init", folder], &servers[..], users].concat()).await;
+}
+
+/// The folders of the servers of a cluster, by name.
+fn server_folders(folder: &Path) -> Vec<PathBuf> {
+    let entries = std::fs::read_dir(folder).unwrap().map(|entry| entry.unwrap().path());
+    let mut folders: Vec<PathBuf> = entries.filter(|path| path.is_dir()).collect();
+    folders.sort();
+    folders
+}
+
+fn start_server(folder: &Path) -> ManagedProcess {
+    ProcessSpec::new("nats", Tools::locate().unwrap().nats_server)
+        .args(["-c", "nats.conf"])
+        .current_dir(folder)
+        .start()
+        .unwrap()
+}
+
+impl Secured {
+    async fn start(users: &[&str]) -> Secured {
+        for _ in 0..STARTS_MAX {
+            let home = tempfile::tempdir().unwrap();
+            let folder = home.path().join("bus");
+            init(folder.to_str().unwrap(), &free_ports(6), users).await;
+            let servers: Vec<_> = server_folders(&folder).iter().map(|f| start_server(f)).collect();
+            let secured = Secured { home, servers };
+            if secured.is_up().await {
+                return secured;
+            }
+        }
+        panic!("no cluster after {STARTS_MAX} tries");
+    }
+
+    /// False if a server ended: somebody had taken its port.
+    async fn is_up(&self) -> bool {
+        until("three servers with routes to each other", SOON, async || {
+            if self.servers.iter().any(|server| server.try_wait().unwrap().is_some()) {
+                return Some(false);
+            }
+            let joined = |server: &ManagedProcess| {
+                let log = std::fs::read_to_string(server.stderr_path()).unwrap();
+                log.contains("Server is ready")
+                    && log.matches("Route connection created").count() >= 2
+            };
+            self.servers.iter().all(joined).then_some(true)
+        })
+        .await
+    }
+
+    fn folder(&self) -> PathBuf {
+        self.home.path().join("bus")
+    }
+
+    /// The settings of a user, from its file.
+    fn settings(&self, user: &str) -> BTreeMap<String, String> {
+        let text = std::fs::read_to_string(self.folder().join(format!("{user}.env"))).unwrap();
+        let pairs = text.lines().map(|line| line.split_once('=').unwrap());
+        pairs.map(|(name, value)| (name.to_owned(), value.to_owned())).collect()
+    }
+
+    /// A connection of this user, as a process of ours makes it.
+    async fn client(&self, user: &str) -> async_nats::Client {
+        let settings = self.settings(user);
+        let urls = settings["LOCKSTEP_NATS_URLS"].split(',').map(str::to_owned).collect();
+        let settings = ClientSettings {
+            root_certificates: Some(PathBuf::from(&settings["LOCKSTEP_NATS_ROOT_CERTIFICATES"])),
+            ..ClientSettings::new(urls, user)
+        };
+        let client = bus::connect(&settings).await.unwrap();
+        until("connected", SOON, async || is_connected(&client).then_some(())).await;
+        client
+    }
+
+    /// `nats-server --signal reload`.
+    fn reload(&self) {
+        for server in &self.servers {
+            let pid = Pid::from_raw(server.pid().unwrap() as i32).unwrap();
+            kill_process(pid, Signal::HUP).unwrap();
+        }
+    }
+}
+
+fn is_connected(client: &async_nats::Client) -> bool {
+    client.connection_state() == async_nats::connection::State::Connected
+}
+
+fn account(number: u64) -> AccountId {
+    AccountId::new(number).unwrap()
+}
+
+#[tokio::test]
+async fn a_fleet_copies_over_a_cluster_where_everybody_may_do_his_own_part_alone() {
+    let mut world = World::start("identities").await;
+    let master = world.add_external_account("master").await;
+    world.add_followers(master, 3).await;
+    let publisher = format!("--publisher=alice={master}");
+    let mut bus = Secured::start(&["--node=node-1", "--node=node-2", &publisher]).await;
+    let node = |name: &str, user: &str| {
+        let settings = bus.settings(user);
+        settings.iter().fold(world.node(name), |node, (name, value)| node.setting(name, value))
+    };
+    let alice = bus.client("alice").await;
+    let mut master = Master::start_on(alice, master);
+    let _a = node("a", "node-1").setting("LOCKSTEP_CLAIM_BATCH", 1).start();
+    let _b = node("b", "node-2").setting("LOCKSTEP_CLAIM_BATCH", 1).start();
+    world.until_copying().await;
+    master.open_many(4, "0.10");
+    world.until_equal(SOON, |_| State::of_book(&master.book)).await;
+    // Who was at this server goes to one that it was told of, with its name and its secret.
+    bus.servers.remove(0).kill().unwrap();
+    let closed = master.open_many(1, "0.20");
+    world.until_equal(SOON, |_| State::of_book(&master.book)).await;
+    master.close(closed[0]);
+    let ledger = world.until_equal(SOON, |_| State::of_book(&master.book)).await;
+    assert_clean(&ledger);
+}
+
+#[tokio::test]
+async fn a_publisher_cannot_speak_for_another_master_nor_answer_for_it_nor_hear_it() {
+    let bus = Secured::start(&["--node=node-1", "--publisher=alice=7"]).await;
+    let (node, alice) = (bus.client("node-1").await, bus.client("alice").await);
+    let inbox = node.new_inbox();
+    assert!(inbox.starts_with("_INBOX.node-1."), "{inbox}");
+    let all = node.subscribe("lockstep.v1.>").await.unwrap();
+    let answers = node.subscribe(inbox.clone()).await.unwrap();
+    let mut heard = futures_util::stream::select(all, answers);
+    let mut of_seven = alice.subscribe(subject::master_all(account(7))).await.unwrap();
+    let mut of_eight = alice.subscribe(subject::master_all(account(8))).await.unwrap();
+    let mut of_all = alice.subscribe("lockstep.v1.>").await.unwrap();
+
+    let denied = [
+        subject::event(account(8)),
+        subject::beacon(account(8)),
+        subject::snapshot(account(7)),
+        subject::timeline(1),
+        inbox,
+    ];
+    let first = loop {
+        for subject in denied.iter().cloned().chain([subject::event(account(7))]) {
+            alice.publish(subject, "from alice".into()).await.unwrap();
+        }
+        // Until the servers have told each other of the subscription.
+        let next = tokio::time::timeout(std::time::Duration::from_millis(200), heard.next()).await;
+        if let Ok(message) = next {
+            break message.unwrap();
+        }
+    };
+    // In the order in which it was said: everything else was said before.
+    assert_eq!(first.subject.as_str(), subject::event(account(7)));
+
+    loop {
+        node.publish(subject::event(account(8)), "from the node".into()).await.unwrap();
+        node.publish(subject::event(account(7)), "from the node".into()).await.unwrap();
+        let next =
+            tokio::time::timeout(std::time::Duration::from_millis(200), of_seven.next()).await;
+        if next.is_ok_and(|message| message.unwrap().payload == "from the node") {
+            break;
+        }
+    }
+    for quiet in [&mut of_eight, &mut of_all] {
+        // What was denied has ended, or is silent.
+        let said = futures_util::FutureExt::now_or_never(quiet.next());
+        assert!(said.flatten().is_none(), "alice hears master 8");
+    }
+}
+
+#[tokio::test]
+async fn a_monitor_hears_everything_and_says_nothing() {
+    let bus = Secured::start(&["--monitor=grafana", "--publisher=alice=7"]).await;
+    let (alice, monitor) = (bus.client("alice").await, bus.client("grafana").await);
+    let mut heard = monitor.subscribe("lockstep.v1.>").await.unwrap();
+    let mut said = alice.subscribe(subject::master_all(account(7))).await.unwrap();
+    until("the monitor hears alice", SOON, async || {
+        monitor.publish(subject::event(account(7)), "from the monitor".into()).await.unwrap();
+        alice.publish(subject::event(account(7)), "from alice".into()).await.unwrap();
+        let wait = std::time::Duration::from_millis(200);
+        tokio::time::timeout(wait, heard.next()).await.ok().flatten()
+    })
+    .await;
+    let first = said.next().await.unwrap();
+    assert_eq!(first.payload, "from alice");
+}
+
+#[tokio::test]
+async fn a_stranger_gets_no_connection() {
+    let bus = Secured::start(&["--node=node-1"]).await;
+    let settings = bus.settings("node-1");
+    let url = settings["LOCKSTEP_NATS_URLS"].split(',').next().unwrap();
+    let (before, address) = url.rsplit_once('@').unwrap();
+    let secret = before.rsplit_once(':').unwrap().1;
+    let certificates = PathBuf::from(&settings["LOCKSTEP_NATS_ROOT_CERTIFICATES"]);
+    let server = format!("tls://{address}");
+
+    let known = ConnectOptions::new().add_root_certificates(certificates.clone());
+    let connect = |options: ConnectOptions| options.connect(server.clone());
+    let right = known.clone().user_and_password("node-1".into(), secret.into());
+    assert!(connect(right).await.is_ok());
+    for (user, password) in [("node-1", "guessed"), ("nobody", secret), ("node-1", "")] {
+        let options = known.clone().user_and_password(user.into(), password.into());
+        assert!(connect(options).await.is_err(), "{user} {password:?}");
+    }
+    assert!(connect(known.clone()).await.is_err(), "without a name");
+    // A server that nobody vouches for is not told the secret.
+    let trusting = ConnectOptions::new().user_and_password("node-1".into(), secret.into());
+    assert!(connect(trusting).await.is_err(), "the certificate is not of the system's");
+
+    // In the clear, with the right secret.
+    let mut socket = tokio::net::TcpStream::connect(address).await.unwrap();
+    let connect = format!(
+        "CONNECT {{\"user\":\"node-1\",\"pass\":\"{secret}\",\"verbose\":false}}\r\nPING\r\n"
+    );
+    socket.write_all(connect.as_bytes()).await.unwrap();
+    let mut answer = Vec::new();
+    // The server closes; a reset is as good.
+    let _read = tokio::time::timeout(SOON, socket.read_to_end(&mut answer)).await.unwrap();
+    assert!(!String::from_utf8_lossy(&answer).contains("PONG"));
+}
+
+#[tokio::test]
+async fn a_server_of_another_cluster_gets_no_route() {
+    let bus = Secured::start(&["--node=node-1"]).await;
+    let ours = server_folders(&bus.folder());
+    let conf = std::fs::read_to_string(ours[0].join("nats.conf")).unwrap();
+    let route = conf.lines().find(|line| line.contains("nats-route://")).unwrap();
+    let home = tempfile::tempdir().unwrap();
+    let folder = home.path().join("foreign");
+    init(folder.to_str().unwrap(), &free_ports(2), &["--node=node-1"]).await;
+    let theirs = server_folders(&folder).remove(0);
+    let conf = std::fs::read_to_string(theirs.join("nats.conf")).unwrap();
+    let conf = conf.replace("routes: [\n", &format!("routes: [\n{route}\n"));
+    assert!(conf.contains(route));
+    std::fs::write(theirs.join("nats.conf"), conf).unwrap();
+    let foreign = start_server(&theirs);
+    until("the foreign server is refused", SOON, async || {
+        let log = std::fs::read_to_string(foreign.stderr_path()).unwrap();
+        log.contains("TLS route handshake error").then_some(())
+    })
+    .await;
+}
+
+#[tokio::test]
+async fn a_user_that_is_added_comes_in_and_one_that_is_removed_is_thrown_out_at_the_reload() {
+    let bus = Secured::start(&["--node=node-1"]).await;
+    let folder = bus.folder();
+    let folder = folder.to_str().unwrap();
+    done(&["add", folder, "--publisher=bob=7,9"]).await;
+    bus.reload();
+    let bob = bus.client("bob").await;
+    done(&["remove", folder, "bob"]).await;
+    bus.reload();
+    until("bob is out", SOON, async || (!is_connected(&bob)).then_some(())).await;
+    let listed = nats(&["list", folder, "--json"]).await.json();
+    let users: Vec<&str> =
+        listed.as_array().unwrap().iter().map(|user| user["user"].as_str().unwrap()).collect();
+    assert_eq!(users, ["node-1"]);
+}
+
+#[tokio::test]
+async fn a_secret_stands_in_the_file_of_its_user_alone_and_nobody_else_can_read_that() {
+    let home = tempfile::tempdir().unwrap();
+    let folder = home.path().join("bus");
+    let shown = folder.to_str().unwrap();
+    let server = "--server=n1.example";
+    let said = done(&["init", shown, server, "--node=a", "--publisher=b=7"]).await;
+    let secret = |user: &str| {
+        let text = std::fs::read_to_string(folder.join(format!("{user}.env"))).unwrap();
+        text.split_once(&format!("tls://{user}:")).unwrap().1[..64].to_owned()
+    };
+    let secrets = [secret("a"), secret("b")];
+    let home = folder.join("n1.example-4222");
+    let mut files: Vec<PathBuf> = Vec::new();
+    for entry in std::fs::read_dir(&folder).unwrap().chain(std::fs::read_dir(&home).unwrap()) {
+        files.extend(Some(entry.unwrap().path()).filter(|path| path.is_file()));
+    }
+    for file in &files {
+        let text = std::fs::read_to_string(file).unwrap();
+        let held = secrets.iter().filter(|secret| text.contains(*secret)).count();
+        let is_env = file.extension().is_some_and(|e| e == "env");
+        assert_eq!(held, usize::from(is_env), "{}", file.display());
+        let is_secret = is_env || text.contains("PRIVATE KEY") || text.contains("$2a$");
+        let mode = file.metadata().unwrap().permissions().mode() & 0o077;
+        assert_eq!(mode == 0, is_secret, "{}: {mode:o}", file.display());
+    }
+    assert!(secrets.iter().all(|secret| !said.contains(secret)));
+
+    let other = folder.with_file_name("other");
+    let other = other.to_str().unwrap();
+    let wrong: &[(&[&str], &str)] = &[
+        (&["init", shown, server, "--node=a"], "there already"),
+        (&["init", other, server], "needs a user"),
+        (&["init", other, "--server=n1:0", "--node=a"], "port"),
+        (&["init", other, server, server, "--node=a"], "used twice"),
+        (&["init", other, server, "--node=a.b"], "a.b"),
+        (&["init", other, server, "--node=a", "--monitor=a"], "\"a\""),
+        (&["init", other, server, "--publisher=b"], "NAME=MASTER"),
+        (&["init", other, server, "--publisher=b=0"], "0"),
+        (&["add", shown, "--node=a"], "\"a\""),
+        (&["add", shown], "--node"),
+        (&["remove", shown, "nobody"], "nobody"),
+    ];
+    for (arguments, word) in wrong {
+        let output = nats(arguments).await;
+        assert_eq!(output.code, Some(2), "{arguments:?}: {output:?}");
+        assert!(output.stderr.contains(word), "{arguments:?}: {output:?}");
+    }
+    assert!(!Path::new(other).exists());
+}
