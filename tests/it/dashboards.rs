@@ -255,8 +255,8 @@ fn the_readme_says_of_every_panel_what_to_do() {
 async fn every_query_answers_at_a_prometheus_that_scrapes_two_real_nodes() {
     let Some(program) = prometheus::find("prometheus", "LOCKSTEP_PROMETHEUS") else {
         prometheus::say(
-            "SKIPPED: dashboards against a real Prometheus: there is none; apt-get install \
-             prometheus (Debian, Ubuntu), or set LOCKSTEP_PROMETHEUS to the program",
+            "SKIPPED: dashboards against a real Prometheus: there is none; ./run check \
+             grafana gets it (Debian, Ubuntu), or set LOCKSTEP_PROMETHEUS to the program",
         );
         return;
     };
@@ -286,6 +286,65 @@ async fn every_query_answers_at_a_prometheus_that_scrapes_two_real_nodes() {
     let example = folder().join("prometheus.yml");
     prometheus::promtool(&["check", "config", example.to_str().unwrap()], "").await;
     fleet.stop().await;
+}
+
+/// The alerts of the rules, each with its expression.
+fn alerts() -> Vec<(String, String)> {
+    let text = std::fs::read_to_string(folder().join("alerts/lockstep.rules.yml")).unwrap();
+    let mut found = Vec::new();
+    for line in text.lines().map(str::trim) {
+        if let Some(name) = line.strip_prefix("- alert: ") {
+            found.push((name.to_owned(), String::new()));
+        } else if let Some(expr) = line.strip_prefix("expr: ") {
+            found.last_mut().expect("an alert has a name first").1 = expr.to_owned();
+        }
+    }
+    assert!(found.len() > 10 && found.iter().all(|(_, expr)| !expr.is_empty()), "{found:?}");
+    found
+}
+
+#[test]
+fn every_alert_has_a_heading_in_the_runbook_and_a_load_that_makes_it_fire_and_one_that_does_not() {
+    let read = |file: &str| std::fs::read_to_string(folder().join(file)).unwrap();
+    let (rules, runbook, loads) =
+        (read("alerts/lockstep.rules.yml"), read("RUNBOOK.md"), read("alerts/lockstep.test.yml"));
+    let mut headings: BTreeSet<&str> =
+        runbook.lines().filter_map(|line| line.strip_prefix("## ")).collect();
+    for (name, _) in alerts() {
+        assert!(headings.remove(name.as_str()), "{name} has no heading");
+        let link = format!("runbook_url: RUNBOOK.md#{}", name.to_lowercase());
+        assert!(rules.contains(&link), "{name} does not lead to its heading");
+        for load in [format!("{name} fires\n"), format!("{name} stays quiet\n")] {
+            assert!(loads.contains(&load), "there is no {load}");
+        }
+    }
+    assert!(headings.is_empty(), "headings of no alert: {headings:?}");
+    for part in runbook.split("\n## ").skip(1) {
+        for word in ["**Means:**", "**Look at:**", "**Do:**"] {
+            assert!(part.contains(word), "{word} is missing: {part}");
+        }
+    }
+}
+
+#[test]
+fn alerts_name_only_metrics_that_a_table_has() {
+    let exported = exported();
+    for (name, expr) in alerts() {
+        let words = expr.split(|c: char| !(c.is_ascii_alphanumeric() || c == '_'));
+        let ours: BTreeSet<&str> = words.filter(|word| word.starts_with("lockstep_")).collect();
+        assert!(!ours.is_empty() || expr.contains("up{"), "{name}: {expr}");
+        for metric in ours {
+            assert!(exported.contains_key(metric), "{name}: {metric} is in no table");
+        }
+    }
+}
+
+#[tokio::test]
+async fn alerts_fire_when_they_should_and_are_quiet_when_not() {
+    let alerts = folder().join("alerts");
+    let file = |name: &str| alerts.join(name).to_str().unwrap().to_owned();
+    prometheus::promtool(&["check", "rules", &file("lockstep.rules.yml")], "").await;
+    prometheus::promtool(&["test", "rules", &file("lockstep.test.yml")], "").await;
 }
 
 /// The queries that have no finite value in any series; a query that fails ends the test.

@@ -24,15 +24,20 @@ pub(super) struct Prometheus {
     _folder: tempfile::TempDir,
 }
 
-/// The program that `variable` names, or the one on PATH.
+/// The program that `variable` names, or the one that `./run check grafana` got, or the one on PATH.
 pub(super) fn find(name: &str, variable: &str) -> Option<PathBuf> {
     if let Some(named) = std::env::var_os(variable) {
         let program = PathBuf::from(named);
         assert!(program.is_file(), "{variable}: there is no file {}", program.display());
         return Some(program);
     }
+    let got = Path::new(env!("CARGO_MANIFEST_DIR")).join("../.lockstep/prometheus/usr/bin");
     let path = std::env::var_os("PATH")?;
-    std::env::split_paths(&path).map(|folder| folder.join(name)).find(|file| file.is_file())
+    [got]
+        .into_iter()
+        .chain(std::env::split_paths(&path))
+        .map(|folder| folder.join(name))
+        .find(|file| file.is_file())
 }
 
 /// A line that the test runner does not swallow.
