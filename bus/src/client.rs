@@ -75,7 +75,7 @@ impl fmt::Debug for BusAuth {
 }
 
 /// Settings of one connection to the bus.
-#[derive(Debug, Clone)]
+#[derive(Clone)]
 pub struct ClientSettings {
     /// Servers of one cluster, such as `nats://host:4222`; at least one.
     pub urls: Vec<String>,
@@ -89,6 +89,17 @@ pub struct ClientSettings {
     pub require_tls: bool,
     /// Ping interval, 1 to 5 s. Default `PING_INTERVAL`.
     pub ping_interval: Duration,
+}
+
+impl fmt::Debug for ClientSettings {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        // A URL may carry a secret.
+        f.debug_struct("ClientSettings")
+            .field("servers", &self.urls.len())
+            .field("name", &self.name)
+            .field("auth", &self.auth)
+            .finish_non_exhaustive()
+    }
 }
 
 impl ClientSettings {

@@ -6,19 +6,16 @@
 //! In: a role, the name of the user that has it. Out: the subjects for the server's configuration.
 //!
 //! Invariants:
-//! 1. A publisher speaks for its own masters alone, and hears nobody else's trades.
-//! 2. Nobody can publish into another user's inbox; a request is answered by leave of the request,
-//!    to its own inbox and for as long as it can wait ([`Subjects::answers`]).
-//! 3. A monitor says nothing.
+//! 1. A publisher speaks and answers for its own masters alone, and hears nobody else's trades.
+//! 2. Nobody publishes into another user's inbox, and no leave comes with a message (NATS'
+//!    `allow_responses`): who may send one to himself could name any subject for the answer.
+//! 3. A monitor says nothing, and stands in for nobody who would be asked.
 //!
 //! Not covered: a node trades for every master and is trusted with all of them.
 
-use crate::snapshot::SNAPSHOT_LIMIT;
 use schemas::AccountId;
-use schemas::codec::SNAPSHOT_PAGES_MAX;
-use schemas::subject::{self, PREFIX};
+use schemas::subject::{self, PREFIX, REPLY_PREFIX};
 use std::collections::BTreeSet;
-use std::time::Duration;
 
 /// What the inboxes of every user begin with.
 const INBOX: &str = "_INBOX";
@@ -41,35 +38,32 @@ pub struct Subjects {
     pub publish: Vec<String>,
     /// It may subscribe to these.
     pub subscribe: Vec<String>,
-    /// Most messages that answer one request, and the longest time they may take.
-    pub answers: Option<(u32, Duration)>,
 }
 
 impl Role {
     /// What a user of this name and role may do.
     pub fn subjects(&self, user: &str) -> Subjects {
         let own_inbox = format!("{}.>", inbox_prefix(user));
-        let answers = Some((SNAPSHOT_PAGES_MAX, SNAPSHOT_LIMIT));
         match self {
-            Role::Node => Subjects {
-                publish: vec![format!("{PREFIX}.>"), own_inbox.clone()],
-                subscribe: vec![format!("{PREFIX}.>"), own_inbox],
-                answers,
-            },
+            Role::Node => {
+                let all = vec![format!("{PREFIX}.>"), format!("{REPLY_PREFIX}.>"), own_inbox];
+                Subjects { publish: all.clone(), subscribe: all }
+            }
             Role::Publisher(masters) => {
-                let said = masters.iter().flat_map(|m| [subject::event(*m), subject::beacon(*m)]);
+                let said = masters
+                    .iter()
+                    .flat_map(|m| [subject::event(*m), subject::beacon(*m), subject::replies(*m)]);
                 let heard =
                     masters.iter().flat_map(|m| [subject::master_all(*m), subject::snapshot(*m)]);
                 Subjects {
                     publish: said.chain([own_inbox.clone()]).collect(),
                     subscribe: heard.chain([own_inbox]).collect(),
-                    answers,
                 }
             }
+            // Not the requests: a server would believe that somebody is there to answer them.
             Role::Monitor => Subjects {
                 publish: Vec::new(),
-                subscribe: vec![format!("{PREFIX}.>")],
-                answers: None,
+                subscribe: vec![format!("{PREFIX}.master.>"), format!("{PREFIX}.control.>")],
             },
         }
     }
@@ -93,10 +87,15 @@ mod tests {
     #[test]
     fn a_publisher_speaks_for_its_own_masters_alone() {
         let seven = AccountId::new(7).unwrap();
-        let Subjects { publish, subscribe, .. } = Role::Publisher([seven].into()).subjects("alice");
+        let Subjects { publish, subscribe } = Role::Publisher([seven].into()).subjects("alice");
         assert_eq!(
             publish,
-            ["lockstep.v1.master.7.event", "lockstep.v1.master.7.beacon", "_INBOX.alice.>"]
+            [
+                "lockstep.v1.master.7.event",
+                "lockstep.v1.master.7.beacon",
+                "lockstep-reply.v1.7.>",
+                "_INBOX.alice.>"
+            ]
         );
         assert_eq!(
             subscribe,
@@ -106,8 +105,7 @@ mod tests {
 
     #[test]
     fn a_monitor_says_nothing() {
-        let subjects = Role::Monitor.subjects("eve");
-        assert_eq!((subjects.publish, subjects.answers), (vec![], None));
+        assert!(Role::Monitor.subjects("eve").publish.is_empty());
     }
 
     #[test]

@@ -45,8 +45,10 @@ const ECHO: &[u8] = b"echo";
 /// Proves that the server knows every subscription made on this connection so far.
 ///
 /// Output: the inbox, still subscribed, that the echo came back on.
-pub(crate) async fn prove_subscriptions(client: &Client) -> Result<(String, Subscriber), BusError> {
-    let inbox = client.new_inbox();
+pub(crate) async fn prove_subscriptions(
+    client: &Client,
+    inbox: String,
+) -> Result<(String, Subscriber), BusError> {
     let echo = async {
         let mut replies = client.subscribe(inbox.clone()).await.map_err(|_| BusError::Closed)?;
         client
@@ -76,7 +78,9 @@ pub(crate) async fn request(
 ) -> Result<MasterSnapshot, BusError> {
     let statistics = client.statistics();
     let connects = statistics.connects.load(Ordering::Relaxed);
-    let (inbox, mut replies) = prove_subscriptions(client).await?;
+    let own = client.new_inbox();
+    let unique = own.rsplit('.').next().unwrap_or_default();
+    let (inbox, mut replies) = prove_subscriptions(client, subject::reply(master, unique)).await?;
     let payload = Bytes::from(codec::encode_snapshot_request(master, heard));
     let exchange = async {
         client

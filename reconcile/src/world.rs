@@ -327,7 +327,7 @@ impl<'a> World<'a> {
         tickets.extend(self.lineage.onward(named));
         let parts = tickets.into_iter().flat_map(|ticket| self.history_of(ticket));
         let parts = parts.filter(|t| t.symbol == *symbol && t.side == side);
-        parts.filter(|t| tag::remnant(&t.comment).is_none_or(|tag| tag == of)).copied().collect()
+        parts.filter(|t| self.history_tag(t).is_none_or(|tag| tag == of)).copied().collect()
     }
 
     /// Finished parts of one ticket, oldest first.

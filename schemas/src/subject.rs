@@ -28,6 +28,21 @@ pub fn snapshot(master: AccountId) -> String {
     format!("{PREFIX}.snapshot.{master}")
 }
 
+/// What the subjects of answers start with: not below [`PREFIX`], so that who may listen there does not
+/// hear them.
+pub const REPLY_PREFIX: &str = "lockstep-reply.v1";
+
+/// Where the snapshot of a master is sent to one who asked for it: the master's number is in it, so
+/// that a server can see to it that nobody answers for another one.
+pub fn reply(master: AccountId, unique: &str) -> String {
+    format!("{REPLY_PREFIX}.{master}.{unique}")
+}
+
+/// Every answer about these masters.
+pub fn replies(master: AccountId) -> String {
+    format!("{REPLY_PREFIX}.{master}.>")
+}
+
 /// Where nodes tell each other the timeline of the database with this system identifier.
 pub fn timeline(database: u64) -> String {
     format!("{PREFIX}.control.timeline.{database}")

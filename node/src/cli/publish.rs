@@ -28,7 +28,8 @@ pub struct PublishArgs {
     /// Seconds of the history in one second.
     #[arg(long, default_value_t = 60.0, value_parser = speed)]
     speed: f64,
-    /// NATS servers, separated by commas. Default: LOCKSTEP_NATS_URLS, else nats://127.0.0.1:4222.
+    /// NATS servers, separated by commas. Default: LOCKSTEP_NATS_URLS, else nats://127.0.0.1:4222. A
+    /// secret belongs into LOCKSTEP_NATS_URLS: everybody on the machine can read a command line.
     #[arg(long, value_delimiter = ',')]
     nats: Option<Vec<String>>,
     /// Certificates (PEM) that those of the servers are checked by. Default:
@@ -114,8 +115,19 @@ async fn play(args: &PublishArgs, account: AccountId, steps: &[Step]) -> Result<
     let certificates = args.nats_root_certificates.clone();
     let certificates = certificates
         .or_else(|| std::env::var_os("LOCKSTEP_NATS_ROOT_CERTIFICATES").map(Into::into));
+    let certificates = certificates.filter(|path: &PathBuf| !path.as_os_str().is_empty());
+    if let Some(path) = &certificates {
+        let text = std::fs::read_to_string(path)
+            .map_err(|error| CliError::missing(path.display().to_string(), error))?;
+        if !text.contains("-----BEGIN CERTIFICATE-----") {
+            return Err(CliError::Usage(format!(
+                "--nats-root-certificates {}: must hold a certificate in PEM",
+                path.display()
+            )));
+        }
+    }
     let settings = ClientSettings {
-        root_certificates: certificates.filter(|path| !path.as_os_str().is_empty()),
+        root_certificates: certificates,
         ..ClientSettings::new(urls.clone(), &name)
     };
     let client = bus::connect(&settings).await.map_err(|error| CliError::missing("bus", error))?;

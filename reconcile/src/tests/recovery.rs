@@ -152,7 +152,11 @@ fn pair_does_not_end_because_a_trade_with_another_tickets_tag_ended_under_its_nu
     let scene = Scene::new().master_has(master_position(101)).follower_has(copy_position(57, 101));
     let scene = scene.clone().pair(scene.open_pair(101, 56));
     let rebind = CopyStep::RebindCopy { from: ft(56), to: ft(57), found_by: FoundBy::Tag };
-    assert_eq!(scene.clone().history_has(closed_trade(56, &tag_of(91))).steps(101), [rebind]);
+    let of_another = scene.clone().history_has(closed_trade(56, &tag_of(91)));
+    assert_eq!(of_another.steps(101), [rebind.clone()]);
+    // And went on under another number, which has no tag.
+    let partly = of_another.history_has(closed_trade(58, "from #56"));
+    assert_eq!(partly.steps(101), [rebind]);
     let ended = scene.history_has(closed_trade(56, &tag_of(101))).steps(101);
     assert!(matches!(ended[..], [CopyStep::MarkClosed { .. }, CopyStep::CloseDuplicate { .. }]));
 }

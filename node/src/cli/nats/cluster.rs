@@ -32,10 +32,15 @@ pub(super) struct Server {
 impl Server {
     pub(super) fn parse(text: &str) -> Result<Server, String> {
         let mut words = text.split(':');
-        let host = words.next().unwrap_or_default();
-        let is_host = !host.is_empty()
-            && host.bytes().all(|b| b.is_ascii_alphanumeric() || b == b'.' || b == b'-');
-        if !is_host {
+        let host = words.next().unwrap_or_default().to_ascii_lowercase();
+        let is_label = |label: &str| {
+            let is_inner = |b: u8| b.is_ascii_alphanumeric() || b == b'-';
+            !label.is_empty()
+                && label.bytes().all(is_inner)
+                && !label.starts_with('-')
+                && !label.ends_with('-')
+        };
+        if !host.split('.').all(is_label) {
             return Err(format!("host must be a name or an IPv4 address, got {host:?}"));
         }
         let mut port = |default: u16| match words.next() {
@@ -45,8 +50,7 @@ impl Server {
                 _ => Err(format!("port must be 1 to 65535, got {word:?}")),
             },
         };
-        let server =
-            Server { host: host.to_owned(), port: port(PORT)?, cluster_port: port(CLUSTER_PORT)? };
+        let server = Server { host, port: port(PORT)?, cluster_port: port(CLUSTER_PORT)? };
         match words.next() {
             None => Ok(server),
             Some(rest) => Err(format!("expected HOST[:PORT[:CLUSTER_PORT]], got {rest:?} as well")),
@@ -136,7 +140,7 @@ impl Cluster {
         let url = |s: &Server| format!("tls://{user}:{secret}@{}:{}", s.host, s.port);
         let urls: Vec<String> = self.servers.iter().map(url).collect();
         format!(
-            "LOCKSTEP_NATS_URLS={}\nLOCKSTEP_NATS_ROOT_CERTIFICATES={}\n",
+            "LOCKSTEP_NATS_URLS={}\nLOCKSTEP_NATS_ROOT_CERTIFICATES='{}'\n",
             urls.join(","),
             root.display()
         )
@@ -151,7 +155,10 @@ mod tests {
     fn a_server_is_a_host_and_at_most_two_ports() {
         let parsed = Server::parse("n1.example:4300").unwrap();
         assert_eq!((parsed.port, parsed.cluster_port), (4300, 6222));
-        for wrong in ["", ":1", "n1:0", "n1:70000", "n1:1:2:3", "n1/x", "n 1", "n1:"] {
+        for wrong in [
+            "", ":1", "..", "-a", "a..b", "a-.b", "n1:0", "n1:70000", "n1:1:2:3", "n1/x", "n 1",
+            "n1:",
+        ] {
             assert!(Server::parse(wrong).is_err(), "{wrong:?}");
         }
     }

@@ -160,7 +160,6 @@ pub fn run(args: NatsArgs) -> Result<(), CliError> {
                 return Err(CliError::Usage("give --node, --publisher or --monitor".to_owned()));
             }
             add_users(&folder, &mut cluster, users)?;
-            write_servers(&folder, &cluster)?;
             println!("copy users.conf to every server, then `nats-server --signal reload` there");
             Ok(())
         }
@@ -217,8 +216,26 @@ fn init(
         )),
         _ => CliError::missing(folder.display().to_string(), error),
     })?;
+    let made = write_new(folder, &mut cluster, users);
+    if made.is_err() {
+        // It is ours, and nobody has used it.
+        let _gone = fs::remove_dir_all(folder);
+    }
+    made?;
+    let homes: Vec<String> =
+        cluster.servers.iter().map(|s| folder.join(s.folder()).display().to_string()).collect();
+    println!("on each server's machine: copy its folder there ({}), then", homes.join(", "));
+    println!("  cd THAT_FOLDER && nats-server -c nats.conf");
+    Ok(())
+}
+
+fn write_new(
+    folder: &Path,
+    cluster: &mut Cluster,
+    users: Vec<(String, bus::Role)>,
+) -> Result<(), CliError> {
     let authority =
-        server::Authority::new(&cluster).map_err(|e| CliError::missing("certificate", e))?;
+        server::Authority::new(cluster).map_err(|e| CliError::missing("certificate", e))?;
     write(&folder.join("ca.pem"), authority.certificate(), Secrecy::Public)?;
     for server in &cluster.servers {
         let home = folder.join(server.folder());
@@ -228,15 +245,9 @@ fn init(
         write(&home.join("ca.pem"), authority.certificate(), Secrecy::Public)?;
         write(&home.join("cert.pem"), &certificate, Secrecy::Public)?;
         write(&home.join("key.pem"), &key, Secrecy::Secret)?;
-        write(&home.join("nats.conf"), &server::conf(&cluster, server), Secrecy::Public)?;
+        write(&home.join("nats.conf"), &server::conf(cluster, server), Secrecy::Public)?;
     }
-    add_users(folder, &mut cluster, users)?;
-    write_servers(folder, &cluster)?;
-    let homes: Vec<String> =
-        cluster.servers.iter().map(|s| folder.join(s.folder()).display().to_string()).collect();
-    println!("on each server's machine: copy its folder there ({}), then", homes.join(", "));
-    println!("  cd THAT_FOLDER && nats-server -c nats.conf");
-    Ok(())
+    add_users(folder, cluster, users)
 }
 
 /// New users with new secrets, and their files of settings.
@@ -250,14 +261,26 @@ fn add_users(
     let root = fs::canonicalize(folder)
         .map_err(|error| CliError::missing(folder.display().to_string(), error))?
         .join("ca.pem");
+    // It stands between quotes in a file that shells read.
+    if root.to_str().is_none_or(|path| path.contains(['\'', '\n'])) {
+        return Err(CliError::Usage(format!(
+            "folder {}: its path must be text without quotes",
+            root.display()
+        )));
+    }
+    let mut settings = Vec::new();
     for (name, role) in users {
         let secret = cluster::new_secret();
         let user = User::new(&role, &secret).map_err(|e| CliError::missing("secret", e))?;
-        let settings = cluster.settings_of(&name, &secret, &root);
         let path = settings_file(folder, &name);
-        write(&path, &settings, Secrecy::Secret)?;
-        println!("{}: {} {name}", path.display(), user.role_word());
+        settings.push((path, cluster.settings_of(&name, &secret, &root), user.role_word()));
         cluster.users.insert(name, user);
+    }
+    // The servers first: a secret that they do not know would be handed out.
+    write_servers(folder, cluster)?;
+    for (path, text, role) in settings {
+        write(&path, &text, Secrecy::Secret)?;
+        println!("{}: {role}", path.display());
     }
     Ok(())
 }
@@ -322,5 +345,8 @@ fn write(path: &Path, text: &str, secrecy: Secrecy) -> Result<(), CliError> {
         file.sync_all()?;
         fs::rename(&new, path)
     };
-    written().map_err(|error| CliError::missing(path.display().to_string(), error))
+    written().map_err(|error| {
+        let _gone = fs::remove_file(&new);
+        CliError::missing(path.display().to_string(), error)
+    })
 }

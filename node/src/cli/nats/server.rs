@@ -108,13 +108,6 @@ pub(super) fn users_conf(cluster: &Cluster) -> String {
             allow(&subjects.publish),
             allow(&subjects.subscribe),
         );
-        if let Some((max, within)) = subjects.answers {
-            let _ = writeln!(
-                text,
-                "      allow_responses: {{ max: {max}, expires: \"{}s\" }}",
-                within.as_secs()
-            );
-        }
         text.push_str("    } }\n");
     }
     text.push_str("  ]\n}\n");
