@@ -153,7 +153,7 @@ fn pair_does_not_end_because_a_trade_with_another_tickets_tag_ended_under_its_nu
     let scene = scene.clone().pair(scene.open_pair(101, 56));
     let rebind = CopyStep::RebindCopy { from: ft(56), to: ft(57), found_by: FoundBy::Tag };
     let of_another = scene.clone().history_has(closed_trade(56, &tag_of(91)));
-    assert_eq!(of_another.steps(101), [rebind.clone()]);
+    assert_eq!(of_another.steps(101), std::slice::from_ref(&rebind));
     // And went on under another number, which has no tag.
     let partly = of_another.history_has(closed_trade(58, "from #56"));
     assert_eq!(partly.steps(101), [rebind]);
