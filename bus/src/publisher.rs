@@ -329,7 +329,7 @@ pub async fn hear_epochs(
         client.subscribe(subject::master_all(account)).await.map_err(|_| BusError::Closed)?;
     let asked = client.subscribe(subject::snapshot(account)).await.map_err(|_| BusError::Closed)?;
     let mut messages = futures_util::stream::select(said, asked);
-    prove_subscriptions(client, client.new_inbox()).await?;
+    prove_subscriptions(client, &client.new_inbox()).await?;
     let mut heard = HeardEpochs::default();
     let listening = async {
         while let Some(message) = messages.next().await {

@@ -44,15 +44,15 @@ const ECHO: &[u8] = b"echo";
 
 /// Proves that the server knows every subscription made on this connection so far.
 ///
-/// Output: the inbox, still subscribed, that the echo came back on.
+/// Output: the inbox, still subscribed: the echo came back on it.
 pub(crate) async fn prove_subscriptions(
     client: &Client,
-    inbox: String,
-) -> Result<(String, Subscriber), BusError> {
+    inbox: &str,
+) -> Result<Subscriber, BusError> {
     let echo = async {
-        let mut replies = client.subscribe(inbox.clone()).await.map_err(|_| BusError::Closed)?;
+        let mut replies = client.subscribe(inbox.to_owned()).await.map_err(|_| BusError::Closed)?;
         client
-            .publish(inbox.clone(), Bytes::from_static(ECHO))
+            .publish(inbox.to_owned(), Bytes::from_static(ECHO))
             .await
             .map_err(|_| BusError::Closed)?;
         while let Some(message) = replies.next().await {
@@ -63,7 +63,7 @@ pub(crate) async fn prove_subscriptions(
         Err(BusError::Closed)
     };
     match tokio::time::timeout(ECHO_LIMIT, echo).await {
-        Ok(replies) => Ok((inbox, replies?)),
+        Ok(replies) => replies,
         Err(_) => Err(BusError::NoEcho { waited: ECHO_LIMIT }),
     }
 }
@@ -80,7 +80,8 @@ pub(crate) async fn request(
     let connects = statistics.connects.load(Ordering::Relaxed);
     let own = client.new_inbox();
     let unique = own.rsplit('.').next().unwrap_or_default();
-    let (inbox, mut replies) = prove_subscriptions(client, subject::reply(master, unique)).await?;
+    let inbox = subject::reply(master, unique);
+    let mut replies = prove_subscriptions(client, &inbox).await?;
     let payload = Bytes::from(codec::encode_snapshot_request(master, heard));
     let exchange = async {
         client

@@ -326,6 +326,11 @@ impl fmt::Debug for SecretUrl {
     }
 }
 
+/// Whether a text may be a file of certificates.
+pub(crate) fn holds_certificate(text: &str) -> bool {
+    text.contains("-----BEGIN CERTIFICATE-----")
+}
+
 /// Everything that is wrong with the settings; the process ends before its first claim.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("{} {}:\n  {}", faults.len(), if faults.len() == 1 { "setting is wrong" } else { "settings are wrong" }, faults.join("\n  "))]
@@ -810,7 +815,7 @@ impl Reader<'_> {
         let shown = path.display().to_string();
         match std::fs::read_to_string(&path) {
             Err(error) => self.fault(name, &shown, &format!("must be a file to read: {error}")),
-            Ok(text) if !text.contains("-----BEGIN CERTIFICATE-----") => {
+            Ok(text) if !holds_certificate(&text) => {
                 self.fault(name, &shown, "must hold a certificate in PEM");
             }
             Ok(_) => {}

@@ -2,6 +2,7 @@
 
 use super::{CliError, block_on};
 use crate::clock::NodeClock;
+use crate::config::{SecretUrl, holds_certificate};
 use crate::history::{self, History, Step};
 use crate::player::{self, Player};
 use bus::{ClientSettings, Publisher, PublisherSettings, hear_epochs, start_epoch};
@@ -97,13 +98,6 @@ fn describe(history: &History, steps: &[Step], speed: f64) {
     }
 }
 
-/// Addresses without the credentials that may be in them.
-fn hosts(urls: &[String]) -> String {
-    let host =
-        |url: &String| url.rsplit_once('@').map_or(url.as_str(), |(_, host)| host).to_owned();
-    urls.iter().map(host).collect::<Vec<_>>().join(",")
-}
-
 #[allow(clippy::print_stdout, reason = "a verb answers on stdout")]
 async fn play(args: &PublishArgs, account: AccountId, steps: &[Step]) -> Result<(), CliError> {
     let name = format!("publish-{account}");
@@ -119,7 +113,7 @@ async fn play(args: &PublishArgs, account: AccountId, steps: &[Step]) -> Result<
     if let Some(path) = &certificates {
         let text = std::fs::read_to_string(path)
             .map_err(|error| CliError::missing(path.display().to_string(), error))?;
-        if !text.contains("-----BEGIN CERTIFICATE-----") {
+        if !holds_certificate(&text) {
             return Err(CliError::Usage(format!(
                 "--nats-root-certificates {}: must hold a certificate in PEM",
                 path.display()
@@ -132,9 +126,10 @@ async fn play(args: &PublishArgs, account: AccountId, steps: &[Step]) -> Result<
     };
     let client = bus::connect(&settings).await.map_err(|error| CliError::missing("bus", error))?;
     let clock = NodeClock::system();
-    let heard = hear_epochs(&client, account, LISTEN_FOR)
-        .await
-        .map_err(|error| CliError::missing(format!("bus at {}", hosts(&urls)), error))?;
+    let heard = hear_epochs(&client, account, LISTEN_FOR).await.map_err(|error| {
+        let shown = urls.iter().map(|url| SecretUrl::new(url).to_string());
+        CliError::missing(format!("bus at {}", shown.collect::<Vec<_>>().join(",")), error)
+    })?;
     if heard.said.is_some() && !args.take_over {
         return Err(CliError::No(format!(
             "--account {account}: somebody publishes for this master right now; with --take-over \

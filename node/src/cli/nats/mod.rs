@@ -25,6 +25,9 @@ use std::io::{ErrorKind, Write};
 use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
 
+/// What is left to do when the users have changed.
+const RELOAD: &str = "copy users.conf to every server, then `nats-server --signal reload` there";
+
 /// Arguments of `lockstep nats`.
 #[derive(Debug, Args)]
 pub struct NatsArgs {
@@ -160,7 +163,7 @@ pub fn run(args: NatsArgs) -> Result<(), CliError> {
                 return Err(CliError::Usage("give --node, --publisher or --monitor".to_owned()));
             }
             add_users(&folder, &mut cluster, users)?;
-            println!("copy users.conf to every server, then `nats-server --signal reload` there");
+            println!("{RELOAD}");
             Ok(())
         }
         NatsVerb::Remove { folder, user } => {
@@ -179,7 +182,7 @@ pub fn run(args: NatsArgs) -> Result<(), CliError> {
                 }
                 Ok(()) | Err(_) => {}
             }
-            println!("copy users.conf to every server, then `nats-server --signal reload` there");
+            println!("{RELOAD}");
             Ok(())
         }
         NatsVerb::List { folder, json } => {
