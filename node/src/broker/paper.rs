@@ -8,8 +8,10 @@
 //! The blocking flavour keeps the one connection: what the broker tells comes before the answer
 //! that it belongs to, and a second login would end the first session at many brokers.
 
-use super::executor::{Executor, Lane};
-use super::{Answer, BrokerError, BrokerSession, NotSent, Outcome, PermittedOrder, SessionEvent};
+use super::executor::{BlockingCall, Executor, Lane};
+use super::{
+    Answer, BrokerError, BrokerSession, LeftAt, NotSent, Outcome, PermittedOrder, SessionEvent,
+};
 use crate::clock::NodeClock;
 use crate::gate::{SendPermit, SpentPermit};
 use paper::client::{OrderOutcome, PaperClient, PaperSession, SendMeta, SessionPush};
@@ -239,12 +241,13 @@ impl PaperBrokerSession {
         Ok(())
     }
 
-    fn call(&self, lane: &Lane, order: PermittedOrder<'_>) -> Answer {
+    fn call(&self, order: PermittedOrder<'_>) -> (SendPermit, BlockingCall) {
         let PermittedOrder { permit, request, attempt } = order;
         let (session, request) = (self.session.clone(), request.clone());
-        lane.submit(permit, move |spent, left| {
+        let call = move |spent, left: LeftAt| {
             outcome_of(session.order_blocking(&request, meta_of(spent, left.wall, attempt)))
-        })
+        };
+        (permit, Box::new(call))
     }
 }
 
@@ -256,7 +259,7 @@ impl BrokerSession for PaperBrokerSession {
 
     fn submit_all(&self, orders: Vec<PermittedOrder<'_>>) -> Vec<Answer> {
         if let Some(lane) = &self.lane {
-            return orders.into_iter().map(|order| self.call(lane, order)).collect();
+            return lane.submit_all(orders.into_iter().map(|order| self.call(order)).collect());
         }
         let mut answers: Vec<Option<Answer>> = Vec::with_capacity(orders.len());
         let mut leaving = Vec::with_capacity(orders.len());

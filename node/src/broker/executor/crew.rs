@@ -144,18 +144,19 @@ impl<W: Work> Crew<W> {
         self.shared.state.lock().queue.open_lanes()
     }
 
-    /// Hands work over: its number, or the work itself where the lane is closed or full.
+    /// Hands work over, all of it with one look at the queue: for each piece its number, or the
+    /// piece itself where the lane is closed or full.
     ///
     /// Never waits.
-    pub fn submit(&self, lane: LaneKey, work: W) -> Result<u64, W> {
-        let (number, calls) = {
+    pub fn submit_all(&self, lane: LaneKey, work: Vec<W>) -> Vec<Result<u64, W>> {
+        let (taken, calls) = {
             let mut state = self.shared.state.lock();
-            let number = state.queue.submit(lane, work)?;
-            let may_call = usize::from(state.called < CALLED_MAX);
-            (number, state.call(may_call, &self.shared.word))
+            let may_call = work.len().min(CALLED_MAX.saturating_sub(state.called));
+            let taken = work.into_iter().map(|piece| state.queue.submit(lane, piece)).collect();
+            (taken, state.call(may_call, &self.shared.word))
         };
         self.shared.wake(calls);
-        Ok(number)
+        taken
     }
 
     /// Takes out what has not started; nothing if it has.

@@ -99,19 +99,30 @@ impl Lane {
         permit: SendPermit,
         call: impl FnOnce(SpentPermit, LeftAt) -> Outcome + Send + 'static,
     ) -> Answer {
+        let mut answers = self.submit_all(vec![(permit, Box::new(call))]);
+        answers.pop().unwrap_or_else(busy)
+    }
+
+    /// Hands calls over together, each as [`Lane::submit`] does; their answers in the same order.
+    pub fn submit_all(&self, calls: Vec<(SendPermit, BlockingCall)>) -> Vec<Answer> {
         let Executor { crew, clock } = &self.executor;
-        let (sender, receiver) = oneshot::channel();
-        let left = Arc::new(OnceLock::new());
-        let work = Box::new(Call {
-            permit: Some(permit),
-            call: Some(Box::new(call)),
-            handed: clock.now(),
-            clock: clock.clone(),
-            left: Arc::clone(&left),
-            outcome: Outcome::NotSent(NotSent::Session),
-            answer: sender,
-        });
-        match crew.submit(self.key, work) {
+        let handed = clock.now();
+        let (mut work, mut ends) = (Vec::new(), Vec::new());
+        for (permit, call) in calls {
+            let (answer, receiver) = oneshot::channel();
+            let left = Arc::new(OnceLock::new());
+            work.push(Box::new(Call {
+                permit: Some(permit),
+                call: Some(call),
+                handed,
+                clock: clock.clone(),
+                left: Arc::clone(&left),
+                outcome: Outcome::NotSent(NotSent::Session),
+                answer,
+            }));
+            ends.push((receiver, left));
+        }
+        let answer = |(taken, (receiver, left)): (Result<u64, _>, _)| match taken {
             Ok(number) => Answer::called(CallAnswer {
                 receiver,
                 left,
@@ -120,8 +131,9 @@ impl Lane {
                 number,
                 answered: false,
             }),
-            Err(_refused) => Answer::now(Outcome::NotSent(NotSent::Busy)),
-        }
+            Err(_refused) => busy(),
+        };
+        crew.submit_all(self.key, work).into_iter().zip(ends).map(answer).collect()
     }
 
     /// Ends the way: calls that wait are answered `NotSent` at once, and none begins any more.
@@ -146,10 +158,17 @@ impl Drop for Lane {
     }
 }
 
+/// What holds a thread until the broker has answered.
+pub type BlockingCall = Box<dyn FnOnce(SpentPermit, LeftAt) -> Outcome + Send>;
+
+fn busy() -> Answer {
+    Answer::now(Outcome::NotSent(NotSent::Busy))
+}
+
 /// A call on its way to a thread, and on it.
 struct Call {
     permit: Option<SendPermit>,
-    call: Option<Box<dyn FnOnce(SpentPermit, LeftAt) -> Outcome + Send>>,
+    call: Option<BlockingCall>,
     handed: NodeTime,
     clock: NodeClock,
     left: Arc<OnceLock<LeftAt>>,

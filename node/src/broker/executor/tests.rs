@@ -314,7 +314,7 @@ fn no_work_is_left_lying_whoever_hands_it_over_and_however_it_comes() {
                     for number in 0..40_u64 {
                         let hold = Duration::from_micros((round * 7 + number * 13) % 90);
                         let work = Counting { left: Arc::clone(&left), hold };
-                        assert!(crew.submit(key, work).is_ok());
+                        assert!(crew.submit_all(key, vec![work]).iter().all(Result::is_ok));
                     }
                     until("everything is done", || left.load(Ordering::Acquire) == 0);
                 });

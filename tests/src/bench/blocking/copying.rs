@@ -7,7 +7,8 @@ use super::pools::Pool;
 use super::stamps::Stamps;
 use bus::{DoubtReason, FeedMessage};
 use futures_util::stream::{FuturesUnordered, StreamExt};
-use lockstep::broker::{Answer, LeftAt, Outcome, SessionEvent};
+use lockstep::broker::executor::BlockingCall;
+use lockstep::broker::{LeftAt, Outcome, SessionEvent};
 use lockstep::clock::NodeClock;
 use lockstep::follower::{
     AccountRead, Attempt, Effect, Follower, FollowerSettings, Input, Now, TicketKey,
@@ -27,8 +28,8 @@ use tokio::sync::mpsc;
 
 /// What must be left of a permit, as on a node.
 const SEND_RESERVE: Duration = Duration::from_secs(2);
-/// Orders that are not noted, at most, as in a session.
-const SENT_MAX: usize = 32;
+/// Orders that are handed over together, at most, as in a session.
+const DECIDED_MAX: usize = 256;
 /// Longest wait for an answer, as on a node.
 const CALL_LIMIT: Duration = Duration::from_secs(10);
 /// Steps until a follower must be copying.
@@ -65,13 +66,13 @@ fn now(clock: &NodeClock) -> Now {
     Now { node: clock.now(), wall: clock.wall() }
 }
 
-/// An order that was handed over and is not noted yet.
-struct Sent {
+/// An order that was decided and is not handed over yet.
+struct Decided {
     key: TicketKey,
     attempt: Attempt,
     request: OrderRequest,
-    at: Now,
-    answer: Answer,
+    /// It was decided when an earlier one was answered.
+    waited: bool,
 }
 
 /// One follower, with its clock and its way to the broker.
@@ -82,7 +83,7 @@ pub(super) struct Seat {
     gate: Gate,
     pool: Arc<dyn Pool>,
     stamps: Arc<Stamps>,
-    sent: Vec<Sent>,
+    decided: Vec<Decided>,
     answers: FuturesUnordered<AnswerFuture>,
     quote: Quote,
     last_ticket: u64,
@@ -119,7 +120,7 @@ impl Seat {
             gate: gate.clone(),
             pool: Arc::clone(pool),
             stamps: Arc::clone(stamps),
-            sent: Vec::new(),
+            decided: Vec::new(),
             answers: FuturesUnordered::new(),
             quote: quote(clock.wall()),
             last_ticket: 0,
@@ -189,7 +190,8 @@ impl Seat {
     ) -> usize {
         let mut answered = 0;
         while answered < events {
-            // As a session's loop: what was answered before what is new.
+            // As a session's loop: what was answered before what is new, and what comes together is
+            // decided and handed over together.
             tokio::select! {
                 biased;
                 Some((key, attempt, request, outcome, left)) = self.answers.next() => {
@@ -198,21 +200,15 @@ impl Seat {
                 }
                 Some(message) = feed.recv() => {
                     self.on_feed(message);
-                    let mut before = 0;
-                    while self.sent.len() > before && self.sent.len() < SENT_MAX {
-                        before = self.sent.len();
-                        match feed.try_recv() {
-                            Ok(message) => self.on_feed(message),
-                            Err(_) => break,
-                        }
-                    }
-                    if !self.sent.is_empty() {
-                        tokio::task::yield_now().await;
-                        self.note_sent();
+                    while self.decided.len() < DECIDED_MAX
+                        && let Ok(message) = feed.try_recv()
+                    {
+                        self.on_feed(message);
                     }
                 }
                 else => break,
             }
+            self.submit();
         }
         self.done
     }
@@ -220,7 +216,7 @@ impl Seat {
     fn on_feed(&mut self, message: FeedMessage) {
         self.follower.set_quote(self.quote.clone());
         let effects = self.step(Input::Feed { master: master(), message });
-        self.send(effects, false);
+        self.decide(effects, false);
     }
 
     fn on_answer(
@@ -250,46 +246,55 @@ impl Seat {
                 comment: comment.clone(),
             };
             let effects = self.step(Input::Session(SessionEvent::Position(position)));
-            self.send(effects, true);
+            self.decide(effects, true);
         }
         if let Some(LeftAt { node, wall }) = left {
             self.follower.left(key, attempt, Now { node, wall });
         }
         let effects = self.step(Input::Answer { key, attempt, outcome });
-        self.send(effects, true);
-        self.note_sent();
+        self.decide(effects, true);
     }
 
-    /// As a session does it: a permit right before each order, and the order under it.
-    fn send(&mut self, effects: Vec<Effect>, waited: bool) {
-        for effect in effects {
-            let Effect::Send { key, attempt, request } = effect else { continue };
-            let now = now(&self.clock);
-            let account = follower_account(self.number);
-            let permit = self.gate.permit(account, now.node, SEND_RESERVE);
-            let permit = permit.expect("the lease of a benchmark holds");
-            self.last_ticket += 1;
-            let ticket = FollowerTicket::new(self.last_ticket).expect("counted from 1");
-            let event = usize::try_from(key.ticket.get()).expect("few") - 1;
-            let (stamps, number) = (Arc::clone(&self.stamps), self.number);
-            let call = Box::new(move |_spent, _left| {
-                stamps.begins(number, event, waited);
-                stamps.hold(number, event);
-                Outcome::Done(OrderDone { ticket, lots: None, price: None, remainder: None })
-            });
-            let answer = self.pool.submit(self.number, permit, call);
-            self.sent.push(Sent { key, attempt, request, at: now, answer });
+    fn decide(&mut self, effects: Vec<Effect>, waited: bool) {
+        let orders = effects.into_iter().filter_map(|effect| match effect {
+            Effect::Send { key, attempt, request } => {
+                Some(Decided { key, attempt, request, waited })
+            }
+            _ => None,
+        });
+        self.decided.extend(orders);
+    }
+
+    /// As a session does it: a permit for each order, all of them together, and what follows from
+    /// that afterwards.
+    fn submit(&mut self) {
+        let decided = std::mem::take(&mut self.decided);
+        let at = now(&self.clock);
+        let mut calls = Vec::with_capacity(decided.len());
+        for order in &decided {
+            let permit = self.gate.permit(follower_account(self.number), at.node, SEND_RESERVE);
+            calls.push((permit.expect("the lease of a benchmark holds"), self.call(order)));
         }
-    }
-
-    fn note_sent(&mut self) {
-        for Sent { key, attempt, request, at, answer } in std::mem::take(&mut self.sent) {
+        let answers = self.pool.submit_all(self.number, calls);
+        for (Decided { key, attempt, request, .. }, answer) in decided.into_iter().zip(answers) {
             let _rows = self.follower.submitted(key, attempt, at);
             self.answers.push(Box::pin(async move {
                 let (outcome, left) = answer.within(CALL_LIMIT).await;
                 (key, attempt, request, outcome, left)
             }));
         }
+    }
+
+    fn call(&mut self, order: &Decided) -> BlockingCall {
+        self.last_ticket += 1;
+        let ticket = FollowerTicket::new(self.last_ticket).expect("counted from 1");
+        let event = usize::try_from(order.key.ticket.get()).expect("few") - 1;
+        let (stamps, number, waited) = (Arc::clone(&self.stamps), self.number, order.waited);
+        Box::new(move |_spent, _left| {
+            stamps.begins(number, event, waited);
+            stamps.hold(number, event);
+            Outcome::Done(OrderDone { ticket, lots: None, price: None, remainder: None })
+        })
     }
 }
 

@@ -1,7 +1,7 @@
 //! `./run bench blocking`: calls that hold a thread for as long as the broker takes to answer.
 //!
-//! In one run, turn by turn: the floor (as many bare jobs, handed by one thread to threads of the
-//! same kind as ours, no code of ours in them), followers on our threads, on 64 threads that grow
+//! In one run, turn by turn: the floor (as many bare jobs, handed by one thread, those of a follower
+//! together, to threads of the same kind as ours, no code of ours in them), followers on our threads, on 64 threads that grow
 //! on demand, and on tokio's own threads for what blocks, 512 and 1,024 of them at most.
 //!
 //! Own time is from the master's callback to the instruction before the call. All callbacks of a
@@ -236,21 +236,23 @@ impl Bench {
         self.copied_burst(&runtime, Arc::new(pool))
     }
 
-    /// As many jobs as there are calls within the cap, from one thread.
+    /// As many jobs as there are calls within the cap, from one thread, a follower's together.
     fn bare_burst(&self) -> Burst {
         let lane = self.bare.open(copying::account(1), self.shape.within());
         let before = threads();
         // All callbacks of a burst run before anything else.
         (0..self.shape.events).for_each(|event| self.stamps.called(event));
-        for event in 0..self.shape.events.min(self.shape.cap) {
-            for follower in 0..FOLLOWERS {
+        for follower in 0..FOLLOWERS {
+            let job = |event| {
                 let stamps = Arc::clone(&self.stamps);
-                let job = Bare(Some(Box::new(move || {
+                Bare(Some(Box::new(move || {
                     stamps.begins(follower, event, false);
                     stamps.hold(follower, event);
-                })));
-                assert!(self.bare.submit(lane, job).is_ok(), "the lane has room for all");
-            }
+                })))
+            };
+            let jobs = (0..self.shape.events.min(self.shape.cap)).map(job).collect();
+            let taken = self.bare.submit_all(lane, jobs);
+            assert!(taken.iter().all(Result::is_ok), "the lane has room for all");
         }
         let account = copying::account(1);
         until("the bare jobs are done", || self.bare.in_flight(account) == 0);

@@ -1,10 +1,10 @@
 //! The executors that are compared: what each does with a call that holds its thread.
 
 use lockstep::broker::executor::crew::{Crew, Work};
-use lockstep::broker::executor::{Executor, Lane};
+use lockstep::broker::executor::{BlockingCall, Executor, Lane};
 use lockstep::broker::{Answer, LeftAt, NotSent, Outcome};
 use lockstep::clock::NodeClock;
-use lockstep::gate::{SendPermit, SpentPermit};
+use lockstep::gate::SendPermit;
 use parking_lot::{Condvar, Mutex};
 use schemas::AccountId;
 use std::collections::VecDeque;
@@ -12,13 +12,10 @@ use std::sync::Arc;
 use tokio::runtime::Handle;
 use tokio::sync::oneshot;
 
-/// A vendor's call: it holds its thread until the broker has answered.
-pub(super) type VendorCall = Box<dyn FnOnce(SpentPermit, LeftAt) -> Outcome + Send>;
-
 /// Takes calls of followers, each under its permit.
 pub(super) trait Pool: Send + Sync {
-    /// Hands one over; never waits.
-    fn submit(&self, follower: usize, permit: SendPermit, call: VendorCall) -> Answer;
+    /// Hands those of one follower over that were decided together; never waits.
+    fn submit_all(&self, follower: usize, calls: Vec<(SendPermit, BlockingCall)>) -> Vec<Answer>;
 }
 
 /// Ours: threads made before the burst, a lane a follower.
@@ -34,13 +31,13 @@ impl Prestarted {
 }
 
 impl Pool for Prestarted {
-    fn submit(&self, follower: usize, permit: SendPermit, call: VendorCall) -> Answer {
-        self.lanes[follower].submit(permit, call)
+    fn submit_all(&self, follower: usize, calls: Vec<(SendPermit, BlockingCall)>) -> Vec<Answer> {
+        self.lanes[follower].submit_all(calls)
     }
 }
 
 /// What every other pool does on its thread: the same checks and the same call.
-fn carry_out(clock: &NodeClock, permit: SendPermit, call: VendorCall) -> Outcome {
+fn carry_out(clock: &NodeClock, permit: SendPermit, call: BlockingCall) -> Outcome {
     let now = clock.now();
     let left = LeftAt { node: now, wall: clock.wall() };
     match permit.spend(now) {
@@ -60,7 +57,13 @@ pub(super) struct SpawnBlocking {
 }
 
 impl Pool for SpawnBlocking {
-    fn submit(&self, _follower: usize, permit: SendPermit, call: VendorCall) -> Answer {
+    fn submit_all(&self, _follower: usize, calls: Vec<(SendPermit, BlockingCall)>) -> Vec<Answer> {
+        calls.into_iter().map(|(permit, call)| self.submit(permit, call)).collect()
+    }
+}
+
+impl SpawnBlocking {
+    fn submit(&self, permit: SendPermit, call: BlockingCall) -> Answer {
         let clock = self.clock.clone();
         let answer = self.runtime.spawn_blocking(move || carry_out(&clock, permit, call));
         Answer::later(async move { answer.await.unwrap_or_else(|_| lost()) })
@@ -128,7 +131,13 @@ impl GrowingShared {
 }
 
 impl Pool for Growing {
-    fn submit(&self, _follower: usize, permit: SendPermit, call: VendorCall) -> Answer {
+    fn submit_all(&self, _follower: usize, calls: Vec<(SendPermit, BlockingCall)>) -> Vec<Answer> {
+        calls.into_iter().map(|(permit, call)| self.submit(permit, call)).collect()
+    }
+}
+
+impl Growing {
+    fn submit(&self, permit: SendPermit, call: BlockingCall) -> Answer {
         let (sender, answer) = oneshot::channel();
         let clock = self.clock.clone();
         let job = move || {
