@@ -17,6 +17,7 @@ pub mod history;
 pub mod lease;
 pub mod metrics;
 pub mod notes;
+pub mod open_files;
 pub mod player;
 pub mod stamps;
 pub mod writer;

@@ -36,8 +36,8 @@ pub const DELAYED_ANSWERS_MAX: usize = 65_536;
 /// Free places that must be there before the next request is read, so that a client that asks
 /// faster than it reads is slowed down before it is cut off.
 const OUTGOING_LINES_RESERVE: usize = 8_192;
-/// Most connections at a time.
-pub const CONNECTIONS_MAX: usize = 4_096;
+/// Most connections at a time: a node of 10,000 accounts and some others.
+pub const CONNECTIONS_MAX: usize = 16_384;
 /// Bytes written in one go at most before new lines are looked at.
 const WRITE_BYTES_MAX: usize = 256 * 1024;
 /// Pause after a failed accept (too many open files), so that it does not spin.

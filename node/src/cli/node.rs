@@ -18,6 +18,7 @@ use crate::gate::Gate;
 use crate::lease::predecessor::{self, Boot};
 use crate::lease::{self, LeaseSettings, PostgresOwnership};
 use crate::notes::Notes;
+use crate::open_files;
 use crate::stamps::Stamps;
 use crate::writer::store::PgRows;
 use crate::writer::{Writer, WriterConfig};
@@ -63,6 +64,7 @@ pub fn run(args: NodeArgs) -> Result<(), CliError> {
     let node = lease::boot_node_id(&config.node_name)
         .map_err(|error| CliError::Usage(format!("LOCKSTEP_NODE_NAME: {error}")))?;
     tracing::info!(%node, "node starts");
+    raise_open_files(&config);
     let proven_dead = take_state_lock(&config, &node)?;
     for (name, value) in config.effective() {
         tracing::info!(setting = name, value);
@@ -87,6 +89,20 @@ fn runtime(name: &str, threads: usize) -> Result<Runtime, CliError> {
         .thread_name(name)
         .enable_all()
         .build()?)
+}
+
+/// Each account has a connection at its broker.
+fn raise_open_files(config: &NodeConfig) {
+    let needed = u64::from(config.capacity) + open_files::OTHER_FILES;
+    match open_files::raise() {
+        Some(granted) if granted < needed => tracing::warn!(
+            granted,
+            needed,
+            "fewer open files are allowed than LOCKSTEP_CAPACITY needs: some accounts will not reach \
+             their brokers; raise the limit (LimitNOFILE, ulimit -n) or lower the capacity"
+        ),
+        granted => tracing::info!(granted, needed, "open files"),
+    }
 }
 
 /// Keeps one thread of its runtime from sleeping: it looks for work again and again, and at the

@@ -62,6 +62,7 @@ pub fn run(args: PaperArgs) -> Result<(), CliError> {
         return paper_ctl::run(*args);
     }
     super::node::start_log("warn")?;
+    crate::open_files::raise();
     let specs = match &args.symbols_of {
         Some(path) => symbol_specs(&super::publish::load(path)?),
         None => Vec::new(),
