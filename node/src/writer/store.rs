@@ -1,10 +1,7 @@
 //! The writer's tables in Postgres.
 //!
 //! In: a batch of one kind. Out: one outcome a row, or one error for the whole batch, of which
-//! then nothing is known: to send it again changes nothing that was stored.
-//!
-//! One statement writes a batch and returns the keys of what it wrote. Only where that is not all of
-//! it, a second one asks why: to explain every row in the first takes a third of its time.
+//! then nothing is stored: a statement is its own transaction.
 //!
 //! Invariants:
 //! 1. A live pair or a status is stored only if, at commit, the account names this node and the
@@ -52,12 +49,12 @@ macro_rules! pair_input {
     () => {
         "input as materialized (
             select * from unnest(
-                $1::uuid[], $2::uuid[], $3::bigint[], $4::bigint[], $5::bigint[], $6::bigint[],
-                $7::text[], $8::boolean[], $9::text[], $10::text[], $11::text[], $12::numeric[],
-                $13::numeric[], $14::numeric[], $15::text[], $16::boolean[], $17::numeric[],
-                $18::numeric[], $19::numeric[], $20::numeric[], $21::bigint[], $22::bigint[],
-                $23::bigint[], $24::bigint[], $25::bigint[])
-            as r (id, apart_id, link_id, follower_id, master_ticket, follower_ticket,
+                $1::bigint[], $2::uuid[], $3::uuid[], $4::bigint[], $5::bigint[], $6::bigint[], $7::bigint[],
+                $8::text[], $9::boolean[], $10::text[], $11::text[], $12::text[], $13::numeric[],
+                $14::numeric[], $15::numeric[], $16::text[], $17::boolean[], $18::numeric[],
+                $19::numeric[], $20::numeric[], $21::numeric[], $22::bigint[], $23::bigint[],
+                $24::bigint[], $25::bigint[], $26::bigint[])
+            as r (n, id, apart_id, link_id, follower_id, master_ticket, follower_ticket,
                 state, is_pending, symbol, side, master_side, lots_at_open,
                 master_lots_at_open, close_price, reason, rejected_stops, rejected_stop_loss,
                 rejected_take_profit, rejected_pending_price, rejected_target, sent_us, opened_us,
@@ -91,21 +88,21 @@ macro_rules! instant {
     };
 }
 
-// What a row that was not written is told from. Account and pair are found one by one: a join would
-// read the whole table of pairs where it is not large.
-macro_rules! pairs_left {
+// What an outcome is told from. Account and pair are looked at only for what was not written: a join
+// would read the whole table of pairs where it is not large.
+macro_rules! pair_outcomes_from {
     () => {
         "
-    from unnest($1::bigint[], $2::uuid[], $3::bigint[], $4::bigint[], $5::bigint[], $6::bigint[])
-        as i (n, id, follower_id, follower_ticket, version, lease_token)
+    from input i
+    left join written w on w.id = i.id
+    left join owned o on o.id = i.follower_id and o.lease_token = i.lease_token
     left join lateral (
-        select true as is_owner from trading_accounts t
-        where t.id = i.follower_id and t.lease_token = i.lease_token and t.node_id = $7
+        select t.id from trading_accounts t
+        where o.id is null and t.id = i.follower_id and t.lease_token = i.lease_token and t.node_id = $28
         limit 1
     ) t on true
     left join lateral (
-        select p.state, p.follower_ticket, p.lease_token, p.version from pairs p
-        where p.id = i.id limit 1
+        select p.state, p.follower_ticket from pairs p where w.id is null and p.id = i.id limit 1
     ) p on true"
     };
 }
@@ -132,13 +129,14 @@ macro_rules! pair_values {
             instant!("i.opened_us"),
             ", ",
             instant!("i.closed_us"),
-            ", i.version, i.lease_token, $27"
+            ", i.version, i.lease_token, $28"
         )
     };
 }
 
 const LIVE: &str = concat!(
-    "with ", pair_input!(), ", ", owned!("$26", "$27"), "
+    "with ", pair_input!(), ", ", owned!("$27", "$28"), ",
+    written as (
         insert into pairs ", pair_columns!(), "
         select ", pair_values!("i.id"), "
         from input i join owned o on o.id = i.follower_id and o.lease_token = i.lease_token
@@ -158,17 +156,14 @@ const LIVE: &str = concat!(
             node_id = excluded.node_id, written_at = clock_timestamp()
         where pairs.state in ('sending', 'open', 'closing')
           and (excluded.lease_token, excluded.version) > (pairs.lease_token, pairs.version)
-        returning id"
-);
-
-/// Why live rows were not written.
-const LIVE_LEFT: &str = concat!(
-    "select i.n, case
-        when t.is_owner is null then 'not_owner'
+        returning id
+    )
+    select i.n, case
+        when w.id is not null then 'written'
+        when o.id is null and t.id is not null then 'busy'
+        when o.id is null then 'not_owner'
         when p.state in ('closed', 'failed', 'skipped') then 'ended'
-        when (p.lease_token, p.version) >= (i.lease_token, i.version) then 'already'
-        else 'busy' end as outcome",
-    pairs_left!()
+        else 'already' end as outcome", pair_outcomes_from!()
 );
 
 // The end of a copy is a fact, whoever found it. What has no copy is a decision, and only the
@@ -177,8 +172,9 @@ const ENDED: &str = concat!(
     "with ",
     pair_input!(),
     ", ",
-    owned!("$26", "$27"),
-    "
+    owned!("$27", "$28"),
+    ",
+    written as (
         insert into pairs ",
     pair_columns!(),
     "
@@ -201,25 +197,24 @@ const ENDED: &str = concat!(
           and (excluded.follower_ticket is null
                or pairs.follower_ticket = excluded.follower_ticket
                or excluded.lease_token >= pairs.lease_token)
-        returning id"
-);
-
-/// Why ended rows were not written.
-const ENDED_LEFT: &str = concat!(
-    "select i.n, case
+        returning id
+    )
+    select i.n, case
+        when w.id is not null then 'written'
         when p.state in ('closed', 'failed', 'skipped')
              and (i.follower_ticket is null or i.follower_ticket = p.follower_ticket) then 'already'
-        when i.follower_ticket is not null then 'apart'
-        when t.is_owner is null then 'not_owner'
-        else 'busy' end as outcome",
-    pairs_left!()
+        when i.follower_ticket is null and o.id is null and t.id is not null then 'busy'
+        when i.follower_ticket is null and o.id is null then 'not_owner'
+        else 'apart' end as outcome",
+    pair_outcomes_from!()
 );
 
 /// For rows whose pair's own row belongs to something else: same facts, an id of their own.
 const ENDED_APART: &str = concat!(
     "with ",
     pair_input!(),
-    "
+    ",
+    written as (
         insert into pairs ",
     pair_columns!(),
     "
@@ -227,22 +222,26 @@ const ENDED_APART: &str = concat!(
     pair_values!("i.apart_id"),
     "
         from input i
-        where $26::bigint[] is not null
+        where $27::bigint[] is not null
         on conflict (id) do nothing
-        returning id"
+        returning id
+    )
+    select i.n, case when w.id is not null then 'written' else 'already' end as outcome
+    from input i left join written w on w.id = i.apart_id"
 );
 
 const STATUS: &str = concat!(
     "with input as materialized (
         select * from unnest(
-            $1::bigint[], $2::bigint[], $3::text[], $4::text[], $5::numeric[], $6::numeric[],
-            $7::text[], $8::integer[], $9::integer[], $10::bigint[])
-        as r (account_id, lease_token, session, detail, balance, equity,
+            $1::bigint[], $2::bigint[], $3::bigint[], $4::text[], $5::text[], $6::numeric[], $7::numeric[],
+            $8::text[], $9::integer[], $10::integer[], $11::bigint[])
+        as r (n, account_id, lease_token, session, detail, balance, equity,
             currency, positions_open, pendings_open, reported_us)
-    ), ", owned!("$1", "$11"), "
+    ), ", owned!("$2", "$12"), ",
+    written as (
         insert into account_status (account_id, lease_token, node_id, session, detail, balance, equity,
             currency, positions_open, pendings_open, reported_at)
-        select i.account_id, i.lease_token, $11, i.session, i.detail, i.balance, i.equity,
+        select i.account_id, i.lease_token, $12, i.session, i.detail, i.balance, i.equity,
             i.currency, i.positions_open, i.pendings_open, ", instant!("i.reported_us"), "
         from input i join owned o on o.id = i.account_id and o.lease_token = i.lease_token
         on conflict (account_id) do update set
@@ -252,40 +251,47 @@ const STATUS: &str = concat!(
             pendings_open = excluded.pendings_open, reported_at = excluded.reported_at,
             written_at = clock_timestamp()
         where excluded.lease_token >= account_status.lease_token
-        returning account_id"
-);
-
-/// Why statuses were not written.
-const STATUS_LEFT: &str = "
+        returning account_id
+    )
     select i.n, case
-        when t.id is null then 'not_owner'
-        when s.lease_token > i.lease_token then 'already'
-        else 'busy' end as outcome
-    from unnest($1::bigint[], $2::bigint[], $3::bigint[]) as i (n, account_id, lease_token)
-    left join trading_accounts t
-        on t.id = i.account_id and t.lease_token = i.lease_token and t.node_id = $4
-    left join account_status s on s.account_id = i.account_id";
+        when w.account_id is not null then 'written'
+        when o.id is null and t.id is not null then 'busy'
+        when o.id is null then 'not_owner'
+        else 'already' end as outcome
+    from input i
+    left join written w on w.account_id = i.account_id
+    left join owned o on o.id = i.account_id and o.lease_token = i.lease_token
+    left join lateral (
+        select t.id from trading_accounts t
+        where o.id is null and t.id = i.account_id and t.lease_token = i.lease_token and t.node_id = $12
+        limit 1
+    ) t on true"
+);
 
 const EVENTS: &str = concat!(
     "with input as materialized (
-        select id, ", instant!("at_us"), " as at, lease_token, link_id, follower_id, master_ticket,
+        select n, id, ", instant!("at_us"), " as at, lease_token, link_id, follower_id, master_ticket,
             follower_ticket, action, outcome, reason, symbol, lots, price, own_time_us, broker_time_us
         from unnest(
-            $1::uuid[], $2::bigint[], $3::bigint[], $4::bigint[], $5::bigint[], $6::bigint[],
-            $7::bigint[], $8::text[], $9::text[], $10::text[], $11::text[], $12::numeric[], $13::numeric[],
-            $14::bigint[], $15::bigint[])
-        as r (id, at_us, lease_token, link_id, follower_id, master_ticket,
+            $1::bigint[], $2::uuid[], $3::bigint[], $4::bigint[], $5::bigint[], $6::bigint[], $7::bigint[],
+            $8::bigint[], $9::text[], $10::text[], $11::text[], $12::text[], $13::numeric[], $14::numeric[],
+            $15::bigint[], $16::bigint[])
+        as r (n, id, at_us, lease_token, link_id, follower_id, master_ticket,
             follower_ticket, action, outcome, reason, symbol, lots, price,
             own_time_us, broker_time_us)
-    )
+    ),
+    written as (
         insert into copy_events (id, at, node_id, lease_token, link_id, follower_id, master_ticket,
             follower_ticket, action, outcome, reason, symbol, lots, price, own_time_us, broker_time_us)
-        select i.id, i.at, $16, i.lease_token, i.link_id, i.follower_id, i.master_ticket,
+        select i.id, i.at, $17, i.lease_token, i.link_id, i.follower_id, i.master_ticket,
             i.follower_ticket, i.action, i.outcome, i.reason, i.symbol, i.lots, i.price,
             i.own_time_us, i.broker_time_us
         from input i
         on conflict (id, at) do nothing
-        returning id"
+        returning id
+    )
+    select i.n, case when w.id is not null then 'written' else 'already' end as outcome
+    from input i left join written w on w.id = i.id"
 );
 
 /// The tables in a Postgres, as one node sees them.
@@ -429,20 +435,17 @@ pub async fn persist_on(
     }
     match batch.kind() {
         RowKind::PairLive => {
-            let rows = batch.pairs();
-            let answers = persist_pairs(connection, node, &rows, LIVE, LIVE_LEFT).await?;
-            Ok(plain(answers))
+            let query = bind_pairs(LIVE, &batch.pairs(), node);
+            outcomes(connection, query, batch.len()).await.map(plain)
         }
         RowKind::PairEnded => persist_ended(connection, node, &batch.pairs()).await,
-        RowKind::Status => persist_statuses(connection, node, &batch.statuses()).await,
+        RowKind::Status => {
+            let query = bind_statuses(&batch.statuses(), node);
+            outcomes(connection, query, batch.len()).await.map(plain)
+        }
         RowKind::Event => {
-            let rows = batch.events();
-            let written: BTreeSet<Uuid> = keys(connection, bind_events(&rows, node)).await?;
-            let is_written = rows.iter().map(|row| written.contains(&row.id));
-            // An event of the same id is the same event.
-            Ok(is_written
-                .map(|is| if is { RowOutcome::Written } else { RowOutcome::Already })
-                .collect())
+            let query = bind_events(&batch.events(), node);
+            outcomes(connection, query, batch.len()).await.map(plain)
         }
     }
 }
@@ -452,16 +455,13 @@ async fn persist_ended(
     node: &NodeId,
     rows: &[&PairRow],
 ) -> Result<Vec<RowOutcome>, WriteError> {
-    let mut answers = persist_pairs(connection, node, rows, ENDED, ENDED_LEFT).await?;
+    let mut answers = outcomes(connection, bind_pairs(ENDED, rows, node), rows.len()).await?;
     let apart: Vec<usize> = (0..rows.len()).filter(|n| answers[*n] == Answer::Apart).collect();
     if !apart.is_empty() {
         let others: Vec<&PairRow> = apart.iter().map(|n| rows[*n]).collect();
-        let written: BTreeSet<Uuid> =
-            keys(connection, bind_pairs(ENDED_APART, &others, node)).await?;
-        for n in apart {
-            let is_written = written.contains(&Uuid::from_u128(rows[n].apart_id().0));
-            answers[n] =
-                Answer::Row(if is_written { RowOutcome::Written } else { RowOutcome::Already });
+        let query = bind_pairs(ENDED_APART, &others, node);
+        for (n, answer) in apart.iter().zip(outcomes(connection, query, others.len()).await?) {
+            answers[*n] = answer;
         }
     }
     Ok(plain(answers))
@@ -483,65 +483,27 @@ fn plain(answers: Vec<Answer>) -> Vec<RowOutcome> {
 
 type PgQuery = Query<'static, Postgres, PgArguments>;
 
-/// The keys that a statement returns.
-async fn keys<K>(connection: &mut PgConnection, query: PgQuery) -> Result<BTreeSet<K>, WriteError>
-where
-    K: Ord + for<'r> sqlx::Decode<'r, Postgres> + sqlx::Type<Postgres>,
-{
+/// Runs the query and puts the answers in the order of the input.
+async fn outcomes(
+    connection: &mut PgConnection,
+    query: PgQuery,
+    count: usize,
+) -> Result<Vec<Answer>, WriteError> {
     let rows = query.fetch_all(connection).await.map_err(fault)?;
-    rows.iter().map(|row| row.try_get(0).map_err(fault)).collect()
-}
-
-/// Writes pairs with one statement, and asks another why some were left out.
-async fn persist_pairs(
-    connection: &mut PgConnection,
-    node: &NodeId,
-    rows: &[&PairRow],
-    write: &'static str,
-    why_left: &'static str,
-) -> Result<Vec<Answer>, WriteError> {
-    let written: BTreeSet<Uuid> = keys(connection, bind_pairs(write, rows, node)).await?;
-    let is_left = |row: &PairRow| !written.contains(&Uuid::from_u128(row.pair.id.0));
-    explained(connection, rows, is_left, |left| bind_left_pairs(why_left, left, node)).await
-}
-
-async fn persist_statuses(
-    connection: &mut PgConnection,
-    node: &NodeId,
-    rows: &[&AccountStatus],
-) -> Result<Vec<RowOutcome>, WriteError> {
-    let written: BTreeSet<i64> = keys(connection, bind_statuses(rows, node)).await?;
-    let is_left = |row: &AccountStatus| !written.contains(&row.account.as_i64());
-    explained(connection, rows, is_left, |left| bind_left_statuses(left, node)).await.map(plain)
-}
-
-/// An answer for each row: `Written`, and what the query says of those that were left out.
-async fn explained<R>(
-    connection: &mut PgConnection,
-    rows: &[&R],
-    is_left: impl Fn(&R) -> bool,
-    why: impl FnOnce(&[&R]) -> PgQuery,
-) -> Result<Vec<Answer>, WriteError> {
-    let mut answers = vec![Answer::Row(RowOutcome::Written); rows.len()];
-    let places: Vec<usize> = (0..rows.len()).filter(|place| is_left(rows[*place])).collect();
-    if places.is_empty() {
-        return Ok(answers);
-    }
-    let left: Vec<&R> = places.iter().map(|place| rows[*place]).collect();
-    let reasons = why(&left).fetch_all(connection).await.map_err(fault)?;
-    assert_eq!(reasons.len(), left.len(), "the query returns one row for each row that was sent");
-    for reason in &reasons {
-        let n: i64 = reason.try_get("n").map_err(fault)?;
-        let word: &str = reason.try_get("outcome").map_err(fault)?;
-        let place = usize::try_from(n).ok().and_then(|n| places.get(n));
-        answers[*place.expect("the query returns the numbers that were sent")] = match word {
+    let mut answers = vec![None; count];
+    for row in &rows {
+        let n: i64 = row.try_get("n").map_err(fault)?;
+        let word: &str = row.try_get("outcome").map_err(fault)?;
+        let place = usize::try_from(n).ok().and_then(|n| answers.get_mut(n));
+        *place.expect("the query returns the numbers that were sent") = Some(match word {
             "apart" => Answer::Apart,
             word => Answer::Row(
                 RowOutcome::from_word(word).expect("the query names outcomes of the list"),
             ),
-        };
+        });
     }
-    Ok(answers)
+    let answers: Option<Vec<Answer>> = answers.into_iter().collect();
+    Ok(answers.expect("the query returns one row for each row that was sent"))
 }
 
 fn column<R, T>(rows: &[&R], value: impl Fn(&R) -> T) -> Vec<T> {
@@ -552,12 +514,13 @@ fn numbers(count: usize) -> Vec<i64> {
     (0..).take(count).collect()
 }
 
-/// Binds $1 to $25 with the rows, $26 with their accounts and $27 with the node.
+/// Binds $1 to $26 with the rows, $27 with their accounts and $28 with the node.
 fn bind_pairs(sql: &'static str, rows: &[&PairRow], node: &NodeId) -> PgQuery {
     let accounts: BTreeSet<i64> = rows.iter().map(|row| row.follower.as_i64()).collect();
     let pairs: Vec<&Pair> = rows.iter().map(|row| &row.pair).collect();
     let stops = |p: &Pair| p.rejected.stops.unwrap_or_default();
     sqlx::query(sql)
+        .bind(numbers(rows.len()))
         .bind(column(&pairs, |p| Uuid::from_u128(p.id.0)))
         .bind(column(rows, |r| Uuid::from_u128(r.apart_id().0)))
         .bind(column(&pairs, |p| p.link.as_i64()))
@@ -587,26 +550,6 @@ fn bind_pairs(sql: &'static str, rows: &[&PairRow], node: &NodeId) -> PgQuery {
         .bind(node.as_str().to_owned())
 }
 
-/// Binds what the reason is told from: the rows' numbers and keys, and the node.
-fn bind_left_pairs(sql: &'static str, rows: &[&PairRow], node: &NodeId) -> PgQuery {
-    sqlx::query(sql)
-        .bind(numbers(rows.len()))
-        .bind(column(rows, |r| Uuid::from_u128(r.pair.id.0)))
-        .bind(column(rows, |r| r.follower.as_i64()))
-        .bind(column(rows, |r| r.pair.follower_ticket.map(FollowerTicket::as_i64)))
-        .bind(column(rows, |r| stored_version(r.pair.version)))
-        .bind(column(rows, |r| r.token.as_i64()))
-        .bind(node.as_str().to_owned())
-}
-
-fn bind_left_statuses(rows: &[&AccountStatus], node: &NodeId) -> PgQuery {
-    sqlx::query(STATUS_LEFT)
-        .bind(numbers(rows.len()))
-        .bind(column(rows, |r| r.account.as_i64()))
-        .bind(column(rows, |r| r.token.as_i64()))
-        .bind(node.as_str().to_owned())
-}
-
 /// Versions count changes of one pair under one token and never come near the limit.
 fn stored_version(version: u64) -> i64 {
     i64::try_from(version).unwrap_or(i64::MAX)
@@ -615,6 +558,7 @@ fn stored_version(version: u64) -> i64 {
 fn bind_statuses(rows: &[&AccountStatus], node: &NodeId) -> PgQuery {
     let count = |count: Option<u32>| count.map(|n| i32::try_from(n).unwrap_or(i32::MAX));
     sqlx::query(STATUS)
+        .bind(numbers(rows.len()))
         .bind(column(rows, |r| r.account.as_i64()))
         .bind(column(rows, |r| r.token.as_i64()))
         .bind(column(rows, |r| r.session))
@@ -632,6 +576,7 @@ fn bind_events(rows: &[&CopyEvent], node: &NodeId) -> PgQuery {
     let micros =
         |time: Option<Duration>| time.map(|t| i64::try_from(t.as_micros()).unwrap_or(i64::MAX));
     sqlx::query(EVENTS)
+        .bind(numbers(rows.len()))
         .bind(column(rows, |r| r.id))
         .bind(column(rows, |r| r.at.0))
         .bind(column(rows, |r| r.token.as_i64()))

@@ -1,7 +1,7 @@
 //! What only a real Postgres can show: locks, commits, broken connections, a schema that does not fit.
 
 use crate::world::*;
-use lockstep::writer::batch::Batch;
+use lockstep::writer::batch::{BATCH_ROWS_MAX, Batch};
 use lockstep::writer::store::persist_on;
 use lockstep::writer::*;
 use reconcile::{Pair, PairState};
@@ -186,9 +186,10 @@ async fn row_seen_before_a_claim_and_locked_after_it_is_not_written() {
     assert_eq!(claim(&mut new_owner, 11, "b").await, 1);
     new_owner.execute("select pg_advisory_unlock(7)").await.unwrap();
     let outcomes = writing.await.unwrap().unwrap();
-    // It was the owner's when the statement began; the reason is asked for afterwards.
-    assert_eq!(outcomes, [NotOwner]);
+    // It looked like the owner's at first, so it is looked at once more.
+    assert_eq!(outcomes, [Busy]);
     assert!(world.pairs(11).await.is_empty());
+    assert_eq!(world.rows("a").persist(&open(11, 1)).await.unwrap(), [NotOwner]);
 }
 
 #[tokio::test]
@@ -405,6 +406,37 @@ async fn ended_row_is_kept_from_every_other_program_too() {
     let error = error.into_database_error().unwrap();
     assert_eq!(error.constraint(), Some("pairs_ended_rows_stay"));
     assert_eq!(error.code().as_deref(), Some("23514"));
+}
+
+#[tokio::test]
+async fn full_batch_of_each_kind_is_written_with_one_statement() {
+    let world = PostgresWorld::start().await;
+    world
+        .run(
+            "create table statements (about text);
+            create function count_statement() returns trigger language plpgsql as
+            $$ begin insert into statements values (tg_table_name); return null; end $$;
+            create trigger counted after insert on pairs execute function count_statement();
+            create trigger counted after insert on copy_events execute function count_statement();
+            create trigger counted after insert on account_status execute function count_statement();",
+        )
+        .await;
+    let tickets = 1..=u64::try_from(BATCH_ROWS_MAX).unwrap();
+    let pairs =
+        |state| tickets.clone().map(move |n| Row::Pair(pair(11, n, state, Some(10_000 + n))));
+    let events = tickets.clone().map(|_| Row::CopyEvent(event(11)));
+    let statuses = FOLLOWERS.map(|id| Row::AccountStatus(status(id, "copying", 1)));
+    let batches: [Vec<Row>; 4] = [
+        pairs(PairState::Open).collect(),
+        pairs(PairState::Closed).collect(),
+        events.collect(),
+        statuses.collect(),
+    ];
+    for (written, rows) in (1..).zip(batches) {
+        let wanted = vec![Written; rows.len()];
+        assert_eq!(world.store("a", rows).await, wanted);
+        assert_eq!(world.number("select count(*) from statements").await, written);
+    }
 }
 
 #[tokio::test]
