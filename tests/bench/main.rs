@@ -5,6 +5,7 @@
 
 use clap::{Parser, Subcommand};
 use lockstep_tests::bench::blocking;
+use lockstep_tests::bench::instructions::{self, OnceArgs};
 use lockstep_tests::bench::lease::{self, LeaseArgs};
 use lockstep_tests::bench::own_time::{self, OwnTimeArgs};
 use lockstep_tests::bench::raw::{self, RawArgs};
@@ -36,6 +37,11 @@ enum What {
     Lease(LeaseArgs),
     /// What the writer's flush costs, and what it sustains.
     Writer,
+    /// How many instructions the decisions take; needs valgrind.
+    Instructions,
+    /// A part that is counted, started by `instructions`.
+    #[command(hide = true)]
+    InstructionsOnce(OnceArgs),
     /// Bare sessions at the broker, started by `scale`.
     #[command(hide = true)]
     BareSessions(SessionsArgs),
@@ -59,6 +65,11 @@ fn main() -> ExitCode {
         What::Scale(args) => scale::run(&args, json),
         What::Lease(args) => lease::run(&args, json),
         What::Writer => writer::run(json),
+        What::Instructions => instructions::run(json),
+        What::InstructionsOnce(args) => {
+            instructions::run_once(args);
+            ExitCode::SUCCESS
+        }
         What::BareSessions(args) => {
             scale::run_sessions(&args);
             ExitCode::SUCCESS

@@ -8,9 +8,12 @@
 //! - [`raw`]: the limit of bus and scheduler; [`relay`]: lets a master's burst go, which `hand` makes.
 //! - [`own_time`]: `./run bench own-time`; [`blocking`]: `./run bench blocking`; [`scale`]:
 //!   `./run bench scale`; [`lease`]: `./run bench lease`; [`writer`]: `./run bench writer`.
+//! - [`decisions`]: the pure parts, for `cargo bench` and for [`instructions`]: `./run bench instructions`.
 
 pub mod blocking;
+pub mod decisions;
 mod hand;
+pub mod instructions;
 pub mod lease;
 pub mod own_time;
 pub mod raw;

@@ -290,9 +290,12 @@ impl Seat {
         let ticket = FollowerTicket::new(self.last_ticket).expect("counted from 1");
         let event = usize::try_from(order.key.ticket.get()).expect("few") - 1;
         let (stamps, number, waited) = (Arc::clone(&self.stamps), self.number, order.waited);
+        let holds = self.pool.has_threads();
         Box::new(move |_spent, _left| {
             stamps.begins(number, event, waited);
-            stamps.hold(number, event);
+            if holds {
+                stamps.hold(number, event);
+            }
             Outcome::Done(OrderDone { ticket, lots: None, price: None, remainder: None })
         })
     }

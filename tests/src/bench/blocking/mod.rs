@@ -1,8 +1,10 @@
 //! `./run bench blocking`: calls that hold a thread for as long as the broker takes to answer.
 //!
 //! In one run, turn by turn: the floor (as many bare jobs, handed by one thread, those of a follower
-//! together, to threads of the same kind as ours, no code of ours in them), followers on our threads, on 64 threads that grow
-//! on demand, and on tokio's own threads for what blocks, 512 and 1,024 of them at most.
+//! together, to threads of the same kind as ours, no code of ours in them), followers that decide and
+//! call nobody (what a machine whose cores are all busy adds to the floor), followers on our threads,
+//! on 64 threads that grow on demand, and on tokio's own threads for what blocks, 512 and 1,024 of them
+//! at most.
 //!
 //! Own time is from the master's callback to the instruction before the call. All callbacks of a
 //! burst run in a row before anything else, so the floor's jobs count from the begin of the burst.
@@ -20,7 +22,7 @@ use super::rounds::{Percentiles, REPEATS_MAX, ROUNDS, is_noisy};
 use copying::{Seat, follower_account, opening, permission, told};
 use lockstep::broker::executor::Executor;
 use lockstep::clock::NodeClock;
-use pools::{Bare, BareCrew, Growing, Pool, Prestarted, SpawnBlocking};
+use pools::{Bare, BareCrew, Growing, Nobody, Pool, Prestarted, SpawnBlocking};
 use serde::Serialize;
 use serde_json::{Value, json};
 use stamps::Stamps;
@@ -75,19 +77,27 @@ impl Shape {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 enum Road {
     Floor,
+    Deciding,
     Prestarted,
     Growing,
     SpawnBlocking,
     SpawnBlockingRaised,
 }
 
-const ROADS: [Road; 5] =
-    [Road::Floor, Road::Prestarted, Road::Growing, Road::SpawnBlocking, Road::SpawnBlockingRaised];
+const ROADS: [Road; 6] = [
+    Road::Floor,
+    Road::Deciding,
+    Road::Prestarted,
+    Road::Growing,
+    Road::SpawnBlocking,
+    Road::SpawnBlockingRaised,
+];
 
 impl Road {
     fn name(self) -> &'static str {
         match self {
             Road::Floor => "floor",
+            Road::Deciding => "deciding",
             Road::Prestarted => "prestarted",
             Road::Growing => "growing_64",
             Road::SpawnBlocking => "spawn_blocking",
@@ -151,6 +161,11 @@ pub fn run(json: bool) -> ExitCode {
         }
         let more = [
             ("prestarted_over_floor_p95", ratio(Road::Prestarted, Road::Floor)),
+            (
+                "prestarted_over_floor_and_deciding_p95",
+                of(Road::Prestarted).within.p95_us
+                    / (of(Road::Floor).within.p95_us + of(Road::Deciding).within.p95_us),
+            ),
             ("growing_64_over_prestarted_p95", ratio(Road::Growing, Road::Prestarted)),
         ];
         object.extend(more.map(|(name, value)| (name.to_owned(), json!(value))));
@@ -215,6 +230,10 @@ impl Bench {
         self.stamps.clear();
         let burst = match road {
             Road::Floor => self.bare_burst(),
+            Road::Deciding => {
+                let pool = Nobody { clock: self.clock.clone() };
+                self.copied_burst(&runtime(None), Arc::new(pool))
+            }
             Road::Prestarted => {
                 let accounts: Vec<_> = (0..FOLLOWERS).map(follower_account).collect();
                 let pool = Prestarted::new(&self.executor, &accounts, self.shape.cap);

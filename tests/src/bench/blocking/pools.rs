@@ -1,5 +1,6 @@
 //! The executors that are compared: what each does with a call that holds its thread.
 
+use super::stamps::ANSWER;
 use lockstep::broker::executor::crew::{Crew, Work};
 use lockstep::broker::executor::{BlockingCall, Executor, Lane};
 use lockstep::broker::{Answer, LeftAt, NotSent, Outcome};
@@ -16,6 +17,10 @@ use tokio::sync::oneshot;
 pub(super) trait Pool: Send + Sync {
     /// Hands those of one follower over that were decided together; never waits.
     fn submit_all(&self, follower: usize, calls: Vec<(SendPermit, BlockingCall)>) -> Vec<Answer>;
+    /// Whether a call may hold the thread on which it runs.
+    fn has_threads(&self) -> bool {
+        true
+    }
 }
 
 /// Ours: threads made before the burst, a lane a follower.
@@ -48,6 +53,29 @@ fn carry_out(clock: &NodeClock, permit: SendPermit, call: BlockingCall) -> Outco
 
 fn lost() -> Outcome {
     Outcome::Unknown("the call ended without an answer".to_owned())
+}
+
+/// No thread: a call runs where it was decided, holds nothing, and is answered when a broker would
+/// have. What is left is the time of the decisions.
+pub(super) struct Nobody {
+    pub(super) clock: NodeClock,
+}
+
+impl Pool for Nobody {
+    fn submit_all(&self, _follower: usize, calls: Vec<(SendPermit, BlockingCall)>) -> Vec<Answer> {
+        let run = |(permit, call)| {
+            let outcome = carry_out(&self.clock, permit, call);
+            Answer::later(async {
+                tokio::time::sleep(ANSWER).await;
+                outcome
+            })
+        };
+        calls.into_iter().map(run).collect()
+    }
+
+    fn has_threads(&self) -> bool {
+        false
+    }
 }
 
 /// Tokio's own threads for what blocks, as many as its runtime allows; they begin with none.
