@@ -9,7 +9,12 @@
 //! 2. Labels come from closed enums; no account, link, ticket, symbol or error text.
 //! 3. Every histogram has buckets.
 
-pub use bus::metrics::{Metric, MetricKind};
+pub use bus::metrics::{Label, Metric, MetricKind};
+
+use crate::gate::{Denied, RevokeReason};
+use crate::lease::doubt::DatabaseDoubt;
+use crate::lease::store::LeaseError;
+use crate::lease::task::{CLAIM_KINDS, CONFIRMED};
 
 /// Names of the metrics, for the places that record them.
 pub mod names {
@@ -55,15 +60,19 @@ use metrics::Unit;
 pub const METRICS: &[Metric] = &[
     Metric::counter(
         names::GATE_DROPPED,
-        &["reason"],
+        &[Label::new("reason", &[Denied::WORDS])],
         "Orders and events that were not sent because the gate was closed.",
     ),
     Metric::counter(
         names::GATE_REVOCATIONS,
-        &["reason"],
+        &[Label::new("reason", &[RevokeReason::WORDS])],
         "Times that all permissions of the node were taken back at once.",
     ),
-    Metric::counter(names::LEASE_CYCLES, &["outcome"], "Lease cycles by how they ended."),
+    Metric::counter(
+        names::LEASE_CYCLES,
+        &[Label::new("outcome", &[&[CONFIRMED], LeaseError::WORDS])],
+        "Lease cycles by how they ended.",
+    ),
     Metric::seconds(
         names::LEASE_CYCLE_DURATION,
         &[],
@@ -108,7 +117,7 @@ pub const METRICS: &[Metric] = &[
     ),
     Metric::counter(
         names::LEASE_CLAIMS,
-        &["kind"],
+        &[Label::new("kind", &[CLAIM_KINDS])],
         "Accounts claimed: free ones, and those of an owner whose lease ran out.",
     ),
     Metric::counter(
@@ -128,7 +137,7 @@ pub const METRICS: &[Metric] = &[
     ),
     Metric::counter(
         names::LEASE_DATABASE_STEPS,
-        &["kind"],
+        &[Label::new("kind", &[DatabaseDoubt::WORDS])],
         "Times that the database's time came in doubt: it stepped its clock (clock), another server answered (timeline), or this machine was held or set its clock together with it (own_clock).",
     ),
 ];

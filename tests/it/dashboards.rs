@@ -184,7 +184,7 @@ fn queries_name_only_metrics_and_labels_that_a_table_has() {
                 }
                 let metric =
                     exported.get(name).unwrap_or_else(|| panic!("{place}: {name} is in no table"));
-                labels.extend(metric.labels);
+                labels.extend(metric.labels.iter().map(|label| label.name));
                 if name.ends_with("_bucket") {
                     labels.insert("le");
                 }

@@ -1,7 +1,14 @@
 //! Metrics of accounts, followers and broker calls: one table, and the names for recording.
 
-use crate::metrics::Metric;
+use super::manager::TENURE_KINDS;
+use super::session::Ended;
+use crate::broker::Outcome;
+use crate::follower::Reason;
+use crate::metrics::{Label, Metric};
+use crate::writer::EventOutcome;
 use metrics::{Counter, Histogram, Unit};
+use reconcile::{CopyStep, SkipReason};
+use schemas::OrderRequest;
 
 /// Names of the metrics, for the places that record them.
 pub mod names {
@@ -39,6 +46,13 @@ pub mod names {
     pub const TENURES_ENDED: &str = "lockstep_tenures_ended_total";
 }
 
+/// Platforms that this program has, as they are in the accounts' rows.
+const PLATFORMS: &[&str] = &[PAPER];
+const PAPER: &str = "paper";
+
+/// What an order asks for.
+const ORDER_ACTION: Label = Label::new("action", &[OrderRequest::ACTIONS]);
+
 /// What accounts export.
 pub const METRICS: &[Metric] = &[
     Metric::gauge(
@@ -52,10 +66,10 @@ pub const METRICS: &[Metric] = &[
         &[],
         "Times that a session at a broker could not be opened; each is tried again.",
     ),
-    Metric::counter(names::BROKER_CALLS_STARTED, &["action"], "Orders handed to brokers."),
+    Metric::counter(names::BROKER_CALLS_STARTED, &[ORDER_ACTION], "Orders handed to brokers."),
     Metric::counter(
         names::BROKER_CALLS_FINISHED,
-        &["outcome"],
+        &[Label::new("outcome", &[Outcome::WORDS])],
         "Orders answered, or given up as unknown.",
     ),
     Metric::counter(
@@ -65,7 +79,7 @@ pub const METRICS: &[Metric] = &[
     ),
     Metric::seconds(
         names::OWN_TIME,
-        &["platform", "action"],
+        &[Label::new("platform", &[PLATFORMS]), ORDER_ACTION],
         "From the master's callback to the instruction before the follower's order call.",
         &[
             0.0001, 0.000_25, 0.0005, 0.001, 0.002, 0.003, 0.005, 0.0075, 0.01, 0.02, 0.05, 0.1,
@@ -74,12 +88,24 @@ pub const METRICS: &[Metric] = &[
     ),
     Metric::counter(
         names::COPIES,
-        &["action", "outcome"],
+        &[Label::new("action", &[CopyStep::WORDS]), Label::new("outcome", &[EventOutcome::WORDS])],
         "What was done for followers, by how it ended.",
     ),
-    Metric::counter(names::SKIPS, &["reason"], "Trades that were decided not to be copied."),
-    Metric::counter(names::RECONCILES, &["reason"], "Plans made from complete reads."),
-    Metric::counter(names::RECONCILE_ACTIONS, &["action"], "Steps that plans decided."),
+    Metric::counter(
+        names::SKIPS,
+        &[Label::new("reason", &[SkipReason::WORDS])],
+        "Trades that were decided not to be copied.",
+    ),
+    Metric::counter(
+        names::RECONCILES,
+        &[Label::new("reason", &[Reason::WORDS])],
+        "Plans made from complete reads.",
+    ),
+    Metric::counter(
+        names::RECONCILE_ACTIONS,
+        &[Label::new("action", &[CopyStep::WORDS])],
+        "Steps that plans decided.",
+    ),
     Metric::counter(names::RECONCILE_HELD, &[], "Plans held for a second, fresh read."),
     Metric::counter(
         names::RECONCILE_RESTLESS,
@@ -99,14 +125,18 @@ pub const METRICS: &[Metric] = &[
     ),
     Metric::counter(
         names::TENURES,
-        &["kind"],
+        &[Label::new("kind", &[TENURE_KINDS])],
         "Accounts taken over: free ones, from an owner whose lease ran out, and from one that is proven dead.",
     ),
-    Metric::counter(names::TENURES_ENDED, &["how"], "Tenures that ended, by how."),
+    Metric::counter(
+        names::TENURES_ENDED,
+        &[Label::new("how", &[Ended::WORDS])],
+        "Tenures that ended, by how.",
+    ),
 ];
 
 /// Handles of what a session records at every order: looking a series up by its labels costs more
-/// than counting. Made at the first use of each, as a series that never counted is not exported.
+/// than counting. Made at the first use of each.
 #[derive(Debug, Default)]
 pub(super) struct Counters {
     started: Handles<Counter>,
@@ -161,7 +191,7 @@ impl Counters {
     pub(super) fn own_time(&mut self, action: &'static str) -> &Histogram {
         self.own_time.of(
             [action, ""],
-            || metrics::histogram!(names::OWN_TIME, "platform" => "paper", "action" => action),
+            || metrics::histogram!(names::OWN_TIME, "platform" => PAPER, "action" => action),
         )
     }
 }

@@ -159,9 +159,9 @@ pub enum Ended {
 }
 
 impl Ended {
-    /// The word in logs.
-    pub fn as_str(self) -> &'static str {
-        match self {
+    schemas::words! {
+        /// The word in logs.
+        pub fn as_str(self) in WORDS {
             Ended::Drained => "drained",
             Ended::NotDrained => "not_drained",
             Ended::Unserved { .. } => "unserved",
@@ -733,7 +733,7 @@ impl AccountSession {
 
     fn on_answered(&mut self, connection: &mut Connection, answered: Answered) {
         let Answered { key, attempt, action, outcome, left } = answered;
-        let word = outcome_word(&outcome);
+        let word = outcome.as_str();
         self.note(|account, token| Note::Answered { account, token, attempt, outcome: word });
         self.counters.finished(word).increment(1);
         if let (Some(LeftAt { node, wall }), Some(follower)) = (left, &mut self.follower) {
@@ -1009,15 +1009,6 @@ async fn finished(task: &mut Option<JoinHandle<Load>>) -> Load {
     let loaded = running.await.unwrap_or_else(|panic| Err(panic.to_string()));
     *task = None;
     loaded
-}
-
-fn outcome_word(outcome: &Outcome) -> &'static str {
-    match outcome {
-        Outcome::Done(_) => "done",
-        Outcome::Rejected(_) => "rejected",
-        Outcome::NotSent(_) => "not_sent",
-        Outcome::Unknown(_) => "unknown",
-    }
 }
 
 #[cfg(test)]
