@@ -1,6 +1,6 @@
-//! Metrics of gate and lease: one table, and the names for recording.
+//! Metrics of gate, lease and uptime: one table, and the names for recording.
 //!
-//! Decides: names, units, labels, help and buckets of what gate and lease record.
+//! Decides: names, units, labels, help and buckets of what these record.
 //! In: nothing. Out: [`METRICS`], and [`names`] for the places that record. Descriptions, checks and
 //! the page for people are made in [`crate::exporter`], from all tables.
 //!
@@ -51,6 +51,10 @@ pub mod names {
     /// See [`super::METRICS`].
     pub const LEASE_CLAIMS_FROZEN: &str = "lockstep_lease_claims_frozen";
     /// See [`super::METRICS`].
+    pub const UPTIME_RECORDED: &str = "lockstep_uptime_recorded_total";
+    /// See [`super::METRICS`].
+    pub const UPTIME_DEGRADED: &str = "lockstep_uptime_degraded_total";
+    /// See [`super::METRICS`].
     pub const LEASE_DATABASE_STEPS: &str = "lockstep_lease_database_steps_total";
 }
 
@@ -58,6 +62,16 @@ use metrics::Unit;
 
 /// The table.
 pub const METRICS: &[Metric] = &[
+    Metric::counter(
+        names::UPTIME_RECORDED,
+        &[Label::new("state", &[crate::uptime::STATES])],
+        "Minutes of this process that were seen from end to end, or in which something was missing.",
+    ),
+    Metric::counter(
+        names::UPTIME_DEGRADED,
+        &[Label::new("reason", &[crate::uptime::Reason::WORDS])],
+        "Degraded minutes by what was missing; one minute may have several reasons.",
+    ),
     Metric::counter(
         names::GATE_DROPPED,
         &[Label::new("reason", &[Denied::WORDS])],

@@ -18,6 +18,7 @@
 use super::executing::Outbox;
 use super::leading::Leading;
 use super::metrics::{Counters, names};
+use super::open_sessions::OpenSessions;
 use super::reading::{Load, load};
 use super::rows::Owner;
 use crate::broker::executor::{self, Executor};
@@ -104,6 +105,8 @@ pub struct NodeContext {
     pub directory: Directory,
     /// Its threads for broker calls that hold one.
     pub executor: Executor,
+    /// Its sessions that are open.
+    pub sessions: OpenSessions,
     /// Where slow work runs.
     pub slow: Handle,
     /// Where sessions run.
@@ -326,9 +329,9 @@ impl AccountSession {
                 Ok(mut connection) => {
                     let opened = self.context.clock.now();
                     self.down_since = None;
-                    metrics::gauge!(names::SESSIONS_OPEN).increment(1.0);
+                    let open = self.context.sessions.enter();
                     let interrupted = self.work(&mut connection, &mut account).await;
-                    metrics::gauge!(names::SESSIONS_OPEN).decrement(1.0);
+                    drop(open);
                     let lasted = self.context.clock.now().since(opened);
                     if lasted >= OPEN_RETRY_MAX {
                         wait = OPEN_RETRY_FIRST;
