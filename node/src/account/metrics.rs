@@ -9,6 +9,7 @@ use crate::writer::EventOutcome;
 use metrics::{Counter, Histogram, Unit};
 use reconcile::{CopyStep, SkipReason};
 use schemas::OrderRequest;
+use std::time::Duration;
 
 /// Names of the metrics, for the places that record them.
 pub mod names {
@@ -24,6 +25,10 @@ pub mod names {
     pub const BROKER_THREADS: &str = "lockstep_broker_threads_started_total";
     /// Own time.
     pub const OWN_TIME: &str = "lockstep_copy_own_time_seconds";
+    /// From a node to a follower's turn.
+    pub const TURN_WAIT: &str = "lockstep_copy_turn_wait_seconds";
+    /// From a session to a thread.
+    pub const THREAD_WAIT: &str = "lockstep_broker_thread_wait_seconds";
     /// What was done for followers.
     pub const COPIES: &str = "lockstep_copy_actions_total";
     /// What was decided not to be copied.
@@ -52,6 +57,12 @@ const PAPER: &str = "paper";
 
 /// What an order asks for.
 const ORDER_ACTION: Label = Label::new("action", &[OrderRequest::ACTIONS]);
+
+/// Hand-offs inside a process: 20 us to 2 s.
+const WAIT_BUCKETS: &[f64] = &[
+    0.000_02, 0.000_05, 0.000_1, 0.000_25, 0.000_5, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.1, 0.5,
+    2.0,
+];
 
 /// What accounts export.
 pub const METRICS: &[Metric] = &[
@@ -85,6 +96,18 @@ pub const METRICS: &[Metric] = &[
             0.0001, 0.000_25, 0.0005, 0.001, 0.002, 0.003, 0.005, 0.0075, 0.01, 0.02, 0.05, 0.1,
             0.25, 0.5, 1.0,
         ],
+    ),
+    Metric::seconds(
+        names::TURN_WAIT,
+        &[],
+        "From the arrival of a master's event at a node to its follower's turn; of events that are taken up together, the first.",
+        WAIT_BUCKETS,
+    ),
+    Metric::seconds(
+        names::THREAD_WAIT,
+        &[],
+        "From handing over a broker call that holds a thread to its begin on one.",
+        WAIT_BUCKETS,
     ),
     Metric::counter(
         names::COPIES,
@@ -143,6 +166,7 @@ pub(super) struct Counters {
     finished: Handles<Counter>,
     copies: Handles<Counter>,
     own_time: Handles<Histogram>,
+    turn_wait: Handles<Histogram>,
 }
 
 /// Handles by their labels; there are a handful.
@@ -186,6 +210,12 @@ impl Counters {
             [action, outcome],
             || metrics::counter!(names::COPIES, "action" => action, "outcome" => outcome),
         )
+    }
+
+    /// After the orders of that turn have left.
+    pub(super) fn waited_for_turn(&mut self, waited: Duration) {
+        let wait = self.turn_wait.of([""; 2], || metrics::histogram!(names::TURN_WAIT));
+        wait.record(waited.as_secs_f64());
     }
 
     pub(super) fn own_time(&mut self, action: &'static str) -> &Histogram {
