@@ -211,8 +211,9 @@ fn reconnect_delay(attempts: usize) -> Duration {
     delay.mul_f64(0.5 + 0.5 * fastrand::f64())
 }
 
-fn event_word(event: &Event) -> &'static str {
-    match event {
+schemas::words! {
+    /// The word in metrics.
+    pub(crate) fn event_word(event: &Event) in EVENT_WORDS {
         Event::Connected => "connected",
         Event::Disconnected => "disconnected",
         Event::LameDuckMode => "lame_duck_mode",

@@ -64,9 +64,9 @@ pub enum BusError {
 }
 
 impl BusError {
-    /// The word in metrics.
-    pub fn as_str(&self) -> &'static str {
-        match self {
+    schemas::words! {
+        /// The word in metrics.
+        pub fn as_str(&self) in WORDS {
             BusError::Setting { .. } => "setting",
             BusError::Connect(_) => "connect",
             BusError::Closed => "closed",

@@ -103,9 +103,9 @@ pub enum DoubtReason {
 }
 
 impl DoubtReason {
-    /// The word in metrics and logs.
-    pub fn as_str(self) -> &'static str {
-        match self {
+    schemas::words! {
+        /// The word in metrics and logs.
+        pub fn as_str(self) in WORDS {
             DoubtReason::Joining => "joining",
             DoubtReason::Gap => "gap",
             DoubtReason::NewEpoch => "new_epoch",
@@ -142,9 +142,9 @@ pub enum RequestReason {
 }
 
 impl RequestReason {
-    /// The word in metrics.
-    pub fn as_str(self) -> &'static str {
-        match self {
+    schemas::words! {
+        /// The word in metrics.
+        pub fn as_str(self) in WORDS {
             RequestReason::LeaseRestored => "lease_restored",
             RequestReason::Takeover => "takeover",
             RequestReason::HeldPlan => "held_plan",

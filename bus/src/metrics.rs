@@ -3,6 +3,8 @@
 //! Labels are reasons from closed lists; no account, ticket or text of an error is a label.
 //! Handles are made once per feed or publisher, so that the hot path does no lookup.
 
+use crate::client::EVENT_WORDS;
+use crate::{BusError, DoubtReason, EpochReason, RequestReason};
 use metrics::{Counter, Histogram, Unit};
 
 /// Kind of a metric.
@@ -25,19 +27,55 @@ pub struct Metric {
     pub kind: MetricKind,
     /// Base unit, where there is one.
     pub unit: Option<Unit>,
-    /// Label names; each has a closed list of values.
-    pub labels: &'static [&'static str],
+    /// Labels; each has a closed list of values.
+    pub labels: &'static [Label],
     /// One sentence for the reader of a dashboard.
     pub help: &'static str,
     /// Upper bounds of the buckets, in the base unit; empty unless a histogram.
     pub buckets: &'static [f64],
 }
 
+/// A label, and everything it can say.
+#[derive(Debug, Clone, Copy)]
+pub struct Label {
+    /// Its name.
+    pub name: &'static str,
+    /// Its values, list by list: most come from one enum, some from two.
+    pub words: &'static [&'static [&'static str]],
+}
+
+impl Label {
+    /// A label with the words of these lists.
+    pub const fn new(name: &'static str, words: &'static [&'static [&'static str]]) -> Label {
+        Label { name, words }
+    }
+
+    /// Every value, in the order of the lists.
+    pub fn values(&self) -> impl Iterator<Item = &'static str> + use<> {
+        self.words.iter().flat_map(|list| list.iter().copied())
+    }
+}
+
 impl Metric {
+    /// Every combination of the labels' values, as (name, value) pairs: one empty one without labels.
+    pub fn series(&self) -> Vec<Vec<(&'static str, &'static str)>> {
+        self.labels.iter().fold(vec![Vec::new()], |series, label| {
+            let with = |before: &Vec<_>| {
+                let before = before.clone();
+                label.values().map(move |value| {
+                    let mut one = before.clone();
+                    one.push((label.name, value));
+                    one
+                })
+            };
+            series.iter().flat_map(with).collect()
+        })
+    }
+
     /// A row for a counter.
     pub const fn counter(
         name: &'static str,
-        labels: &'static [&'static str],
+        labels: &'static [Label],
         help: &'static str,
     ) -> Metric {
         Metric {
@@ -54,7 +92,7 @@ impl Metric {
     pub const fn gauge(
         name: &'static str,
         unit: Unit,
-        labels: &'static [&'static str],
+        labels: &'static [Label],
         help: &'static str,
     ) -> Metric {
         Metric { name, kind: MetricKind::Gauge, unit: Some(unit), labels, help, buckets: &[] }
@@ -68,7 +106,7 @@ impl Metric {
     /// A row for a histogram of seconds.
     pub const fn seconds(
         name: &'static str,
-        labels: &'static [&'static str],
+        labels: &'static [Label],
         help: &'static str,
         buckets: &'static [f64],
     ) -> Metric {
@@ -142,8 +180,16 @@ const EXCHANGE_BUCKETS: &[f64] =
 
 /// All metrics of this crate.
 pub const METRICS: &[Metric] = &[
-    Metric::counter(GAPS, &["kind"], "Losses that a feed found, by how they showed."),
-    Metric::counter(DOUBTS, &["reason"], "Times a feed became doubtful, by its first reason."),
+    Metric::counter(
+        GAPS,
+        &[Label::new("kind", &[DoubtReason::WORDS])],
+        "Losses that a feed found, by how they showed.",
+    ),
+    Metric::counter(
+        DOUBTS,
+        &[Label::new("reason", &[DoubtReason::WORDS])],
+        "Times a feed became doubtful, by its first reason.",
+    ),
     Metric::counter(EVENTS_RECEIVED, &[], "Trade events received and decoded."),
     Metric::counter(
         EVENTS_LOCAL,
@@ -153,8 +199,16 @@ pub const METRICS: &[Metric] = &[
     Metric::counter(EVENTS_PUBLISHED, &[], "Trade events handed to the client."),
     Metric::counter(BEACONS_RECEIVED, &[], "Beacons received and decoded."),
     Metric::counter(BEACONS_PUBLISHED, &[], "Beacons handed to the client."),
-    Metric::counter(DROPPED, &["reason"], "Messages that were not used or not sent."),
-    Metric::counter(EPOCHS_RAISED, &["reason"], "New epochs of publishers that were running."),
+    Metric::counter(
+        DROPPED,
+        &[Label::new("reason", &[DropReason::WORDS, EpochReason::WORDS])],
+        "Messages that were not used or not sent.",
+    ),
+    Metric::counter(
+        EPOCHS_RAISED,
+        &[Label::new("reason", &[EpochReason::WORDS])],
+        "New epochs of publishers that were running.",
+    ),
     Metric::counter(SUPERSEDED, &[], "Publishers that stopped because a higher epoch was heard."),
     Metric::counter(
         TWO_PUBLISHERS,
@@ -162,9 +216,17 @@ pub const METRICS: &[Metric] = &[
         "Times that a feed heard two publishers in turns for one master; said again while it lasts.",
     ),
     Metric::counter(SNAPSHOTS_STARTED, &[], "Snapshot requests started."),
-    Metric::counter(SNAPSHOTS_FINISHED, &["outcome"], "Snapshot requests finished, by outcome."),
+    Metric::counter(
+        SNAPSHOTS_FINISHED,
+        &[Label::new("outcome", &[&[COMPLETE], BusError::WORDS])],
+        "Snapshot requests finished, by outcome.",
+    ),
     Metric::counter(SNAPSHOTS_ANSWERED, &[], "Snapshot replies sent by publishers."),
-    Metric::counter(SNAPSHOTS_WANTED, &["reason"], "Fresh snapshots asked for by followers."),
+    Metric::counter(
+        SNAPSHOTS_WANTED,
+        &[Label::new("reason", &[RequestReason::WORDS])],
+        "Fresh snapshots asked for by followers.",
+    ),
     Metric::counter(TRIES_EXHAUSTED, &[], "Rounds of quick snapshot tries that settled nothing."),
     Metric::seconds(
         SNAPSHOT_SECONDS,
@@ -193,8 +255,74 @@ pub const METRICS: &[Metric] = &[
         &[],
         "Least time from a beacon's stamp to its arrival in the last minute or two, of the feed where it is furthest from 0: the offset of the publisher's clock and the shortest way; negative where that clock is ahead, 0 without feeds.",
     ),
-    Metric::counter(CONNECTION_EVENTS, &["event"], "What the client said of its connection."),
+    Metric::counter(
+        CONNECTION_EVENTS,
+        &[Label::new("event", &[EVENT_WORDS])],
+        "What the client said of its connection.",
+    ),
 ];
+
+/// Why a message was not used or not sent.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum DropReason {
+    /// It could not be read, or speaks of another master.
+    Undecodable,
+    /// Its subject is none of ours.
+    UnknownSubject,
+    /// It was there already.
+    Duplicate,
+    /// The second arrival of an event that came without the bus: no fault.
+    CameLocally,
+    /// An event of an incarnation that was replaced.
+    OldEpoch,
+    /// A beacon of one.
+    OldEpochBeacon,
+    /// A beacon that came after a later event.
+    LateBeacon,
+    /// A snapshot of one.
+    OldEpochSnapshot,
+    /// More came during a doubt than is kept.
+    BufferFull,
+    /// A follower did not keep up.
+    FollowerQueueFull,
+    /// The feed did not keep up with a publisher of its own process.
+    LocalQueueFull,
+    /// A request for a snapshot that cannot be answered to anybody, or one too many.
+    BadRequest,
+    /// A request for a snapshot while nobody knows the state.
+    RequestWhileSilent,
+    /// A reply that was not finished, because the connection or the permit was lost.
+    ReplyCut,
+}
+
+impl DropReason {
+    schemas::words! {
+        /// The word in metrics.
+        pub fn as_str(self) in WORDS {
+            DropReason::Undecodable => "undecodable",
+            DropReason::UnknownSubject => "unknown_subject",
+            DropReason::Duplicate => "duplicate",
+            DropReason::CameLocally => "came_locally",
+            DropReason::OldEpoch => "old_epoch",
+            DropReason::OldEpochBeacon => "old_epoch_beacon",
+            DropReason::LateBeacon => "late_beacon",
+            DropReason::OldEpochSnapshot => "old_epoch_snapshot",
+            DropReason::BufferFull => "buffer_full",
+            DropReason::FollowerQueueFull => "follower_queue_full",
+            DropReason::LocalQueueFull => "local_queue_full",
+            DropReason::BadRequest => "bad_request",
+            DropReason::RequestWhileSilent => "request_while_silent",
+            DropReason::ReplyCut => "reply_cut",
+        }
+    }
+}
+
+/// Outcome of a snapshot request that was answered in full; the others are [`BusError::WORDS`].
+pub(crate) const COMPLETE: &str = "complete";
+
+pub(crate) fn count_dropped(reason: DropReason) {
+    count(DROPPED, "reason", reason.as_str());
+}
 
 /// Counts one with a reason; not for the hot path, it looks the series up.
 pub(crate) fn count(name: &'static str, label: &'static str, value: &'static str) {

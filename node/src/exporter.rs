@@ -5,7 +5,7 @@
 
 use crate::{account, metrics as node_metrics, writer};
 use bus::metrics::{Metric, MetricKind};
-use metrics::Unit;
+use metrics::{Label, Unit};
 use metrics_exporter_prometheus::{BuildError, Matcher, PrometheusBuilder};
 use std::net::SocketAddr;
 use tokio::runtime::Handle;
@@ -25,13 +25,7 @@ pub fn tables() -> Vec<Metric> {
 ///
 /// Errors: the address is taken, or a recorder is there already.
 pub fn install(listen: SocketAddr, slow: &Handle) -> Result<(), BuildError> {
-    let mut builder = PrometheusBuilder::new().with_http_listener(listen);
-    for metric in tables() {
-        if metric.kind == MetricKind::Histogram {
-            builder = builder
-                .set_buckets_for_metric(Matcher::Full(metric.name.to_owned()), metric.buckets)?;
-        }
-    }
+    let builder = builder()?.with_http_listener(listen);
     let _entered = slow.enter();
     let (recorder, exporter) = builder.build()?;
     metrics::set_global_recorder(recorder).map_err(BuildError::FailedToSetGlobalRecorder)?;
@@ -44,7 +38,18 @@ pub fn install(listen: SocketAddr, slow: &Handle) -> Result<(), BuildError> {
     Ok(())
 }
 
-/// Unit and help of every metric; counters without labels are there at 0 from the start.
+/// A recorder that has the buckets of the tables.
+fn builder() -> Result<PrometheusBuilder, BuildError> {
+    tables().iter().filter(|metric| metric.kind == MetricKind::Histogram).try_fold(
+        PrometheusBuilder::new(),
+        |builder, metric| {
+            builder.set_buckets_for_metric(Matcher::Full(metric.name.to_owned()), metric.buckets)
+        },
+    )
+}
+
+/// Unit and help of every metric. Every counter is there at 0 from the start, with every value of its
+/// labels: an increase does not see the step from nothing to the first count.
 ///
 /// The text format has no units: the name says the unit, which a test holds them to.
 fn describe() {
@@ -53,8 +58,10 @@ fn describe() {
         match metric.kind {
             MetricKind::Counter => {
                 metrics::describe_counter!(metric.name, unit, metric.help);
-                if metric.labels.is_empty() {
-                    metrics::counter!(metric.name).increment(0);
+                for series in metric.series() {
+                    let labels: Vec<Label> =
+                        series.into_iter().map(|(name, word)| Label::new(name, word)).collect();
+                    metrics::counter!(metric.name, labels).increment(0);
                 }
             }
             MetricKind::Gauge => metrics::describe_gauge!(metric.name, unit, metric.help),
@@ -77,7 +84,14 @@ pub fn page() -> String {
             Some(_) => "count",
             None => "1 or 0",
         };
-        let labels: Vec<String> = metric.labels.iter().map(|label| format!("`{label}`")).collect();
+        let labels: Vec<String> = metric
+            .labels
+            .iter()
+            .map(|label| {
+                let words: Vec<&str> = label.values().collect();
+                format!("`{}`: {}", label.name, words.join(", "))
+            })
+            .collect();
         let buckets: Vec<String> = metric.buckets.iter().map(f64::to_string).collect();
         let buckets = match buckets.is_empty() {
             true => String::new(),
@@ -86,7 +100,7 @@ pub fn page() -> String {
         page.push_str(&format!(
             "| `{}` | {kind} | {unit} | {} | {}{buckets} |\n",
             metric.name,
-            labels.join(", "),
+            labels.join("; "),
             metric.help
         ));
     }
@@ -100,8 +114,8 @@ const PAGE_HEAD: &str = "\
 Made from the metric tables in the code; do not edit.
 Write it anew with `LOCKSTEP_BLESS=1 cargo test -p lockstep --lib exporter`.
 
-A node serves these at `/metrics` on `LOCKSTEP_METRICS_LISTEN`. Counters without labels are there
-at 0 from the start; a series with labels is there from the first time it is counted.
+A node serves these at `/metrics` on `LOCKSTEP_METRICS_LISTEN`. Counters are there at 0
+from the start, with every value of their labels; other series from the first time they are set.
 
 | metric | kind | unit | labels | meaning |
 |---|---|---|---|---|
@@ -111,6 +125,9 @@ at 0 from the start; a series with labels is there from the first time it is cou
 mod tests {
     use super::*;
     use std::collections::BTreeSet;
+
+    /// Series that one metric may have on a node (chosen: steps of a plan times their ends fit).
+    const SERIES_MAX: usize = 100;
 
     #[test]
     fn every_metric_of_every_table_follows_the_naming_rules_and_is_there_once() {
@@ -126,13 +143,45 @@ mod tests {
             let is_seconds = name.ends_with("_seconds");
             assert_eq!(is_seconds, metric.unit == Some(Unit::Seconds), "{name}: {:?}", metric.unit);
             for label in metric.labels {
+                let words: BTreeSet<&str> = label.values().collect();
                 assert!(
-                    !["account", "link", "ticket", "symbol"].contains(label),
-                    "{name}: {label}"
+                    !["account", "link", "ticket", "symbol"].contains(&label.name),
+                    "{name}: {}",
+                    label.name
                 );
+                assert!(!words.is_empty(), "{name}: {} says nothing", label.name);
+                assert_eq!(words.len(), label.values().count(), "{name}: {}: twice", label.name);
             }
+            assert!(metric.series().len() <= SERIES_MAX, "{name}: {}", metric.series().len());
         }
     }
+
+    #[test]
+    fn every_counter_is_at_0_with_every_value_of_its_labels_before_anything_happened() {
+        let recorder = builder().unwrap().build_recorder();
+        metrics::with_local_recorder(&recorder, describe);
+        let page = recorder.handle().render();
+        let there: BTreeSet<&str> = page.lines().collect();
+        let mut expected = BTreeSet::new();
+        for metric in tables().iter().filter(|metric| metric.kind == MetricKind::Counter) {
+            for series in metric.series() {
+                let labels: Vec<String> =
+                    series.iter().map(|(name, word)| format!("{name}=\"{word}\"")).collect();
+                expected.insert(match labels.is_empty() {
+                    true => format!("{} 0", metric.name),
+                    false => format!("{}{{{}}} 0", metric.name, labels.join(",")),
+                });
+            }
+        }
+        for series in &expected {
+            assert!(there.contains(series.as_str()), "{series} is not there");
+        }
+        assert_eq!(
+            there.iter().filter(|line| !line.starts_with('#') && !line.is_empty()).count(),
+            expected.len()
+        );
+    }
+
     #[test]
     fn the_page_of_metrics_is_the_one_that_the_tables_make() {
         let path = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("METRICS.md");

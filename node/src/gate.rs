@@ -57,9 +57,9 @@ pub enum Denied {
 }
 
 impl Denied {
-    /// The word used in metrics.
-    pub fn as_str(self) -> &'static str {
-        match self {
+    schemas::words! {
+        /// The word used in metrics.
+        pub fn as_str(self) in WORDS {
             Denied::NotLeased => "not_leased",
             Denied::TooLate => "too_late",
             Denied::Frozen => "frozen",
@@ -83,9 +83,9 @@ pub enum RevokeReason {
 }
 
 impl RevokeReason {
-    /// The word used in metrics.
-    pub fn as_str(self) -> &'static str {
-        match self {
+    schemas::words! {
+        /// The word used in metrics.
+        pub fn as_str(self) in WORDS {
             RevokeReason::Freeze => "freeze",
             RevokeReason::Timeline => "timeline",
             RevokeReason::Shutdown => "shutdown",

@@ -20,4 +20,5 @@ pub mod notes;
 pub mod open_files;
 pub mod player;
 pub mod stamps;
+pub mod uptime;
 pub mod writer;

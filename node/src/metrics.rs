@@ -1,6 +1,6 @@
-//! Metrics of gate and lease: one table, and the names for recording.
+//! Metrics of gate, lease and uptime: one table, and the names for recording.
 //!
-//! Decides: names, units, labels, help and buckets of what gate and lease record.
+//! Decides: names, units, labels, help and buckets of what these record.
 //! In: nothing. Out: [`METRICS`], and [`names`] for the places that record. Descriptions, checks and
 //! the page for people are made in [`crate::exporter`], from all tables.
 //!
@@ -9,7 +9,12 @@
 //! 2. Labels come from closed enums; no account, link, ticket, symbol or error text.
 //! 3. Every histogram has buckets.
 
-pub use bus::metrics::{Metric, MetricKind};
+pub use bus::metrics::{Label, Metric, MetricKind};
+
+use crate::gate::{Denied, RevokeReason};
+use crate::lease::doubt::DatabaseDoubt;
+use crate::lease::store::LeaseError;
+use crate::lease::task::{CLAIM_KINDS, CONFIRMED};
 
 /// Names of the metrics, for the places that record them.
 pub mod names {
@@ -46,6 +51,10 @@ pub mod names {
     /// See [`super::METRICS`].
     pub const LEASE_CLAIMS_FROZEN: &str = "lockstep_lease_claims_frozen";
     /// See [`super::METRICS`].
+    pub const UPTIME_RECORDED: &str = "lockstep_uptime_recorded_total";
+    /// See [`super::METRICS`].
+    pub const UPTIME_DEGRADED: &str = "lockstep_uptime_degraded_total";
+    /// See [`super::METRICS`].
     pub const LEASE_DATABASE_STEPS: &str = "lockstep_lease_database_steps_total";
 }
 
@@ -54,16 +63,30 @@ use metrics::Unit;
 /// The table.
 pub const METRICS: &[Metric] = &[
     Metric::counter(
+        names::UPTIME_RECORDED,
+        &[Label::new("state", &[crate::uptime::STATES])],
+        "Minutes of this process that were seen from end to end, or in which something was missing.",
+    ),
+    Metric::counter(
+        names::UPTIME_DEGRADED,
+        &[Label::new("reason", &[crate::uptime::Reason::WORDS])],
+        "Degraded minutes by what was missing; one minute may have several reasons.",
+    ),
+    Metric::counter(
         names::GATE_DROPPED,
-        &["reason"],
+        &[Label::new("reason", &[Denied::WORDS])],
         "Orders and events that were not sent because the gate was closed.",
     ),
     Metric::counter(
         names::GATE_REVOCATIONS,
-        &["reason"],
+        &[Label::new("reason", &[RevokeReason::WORDS])],
         "Times that all permissions of the node were taken back at once.",
     ),
-    Metric::counter(names::LEASE_CYCLES, &["outcome"], "Lease cycles by how they ended."),
+    Metric::counter(
+        names::LEASE_CYCLES,
+        &[Label::new("outcome", &[&[CONFIRMED], LeaseError::WORDS])],
+        "Lease cycles by how they ended.",
+    ),
     Metric::seconds(
         names::LEASE_CYCLE_DURATION,
         &[],
@@ -108,7 +131,7 @@ pub const METRICS: &[Metric] = &[
     ),
     Metric::counter(
         names::LEASE_CLAIMS,
-        &["kind"],
+        &[Label::new("kind", &[CLAIM_KINDS])],
         "Accounts claimed: free ones, and those of an owner whose lease ran out.",
     ),
     Metric::counter(
@@ -128,7 +151,7 @@ pub const METRICS: &[Metric] = &[
     ),
     Metric::counter(
         names::LEASE_DATABASE_STEPS,
-        &["kind"],
+        &[Label::new("kind", &[DatabaseDoubt::WORDS])],
         "Times that the database's time came in doubt: it stepped its clock (clock), another server answered (timeline), or this machine was held or set its clock together with it (own_clock).",
     ),
 ];

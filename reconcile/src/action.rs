@@ -30,6 +30,8 @@ macro_rules! words {
         impl $name {
             /// Every value.
             pub const ALL: &'static [$name] = &[$($name::$variant,)*];
+            /// Every word.
+            pub const WORDS: &'static [&'static str] = &[$($word,)*];
 
             /// The word in rows and metric labels.
             pub fn as_str(self) -> &'static str {
@@ -383,9 +385,9 @@ pub enum CopyStep {
 }
 
 impl CopyStep {
-    /// The word in metrics and rows.
-    pub fn as_str(&self) -> &'static str {
-        match self {
+    schemas::words! {
+        /// The word in metrics and rows.
+        pub fn as_str(&self) in WORDS {
             CopyStep::AdoptCopy { .. } => "adopt_copy",
             CopyStep::RebindCopy { .. } => "rebind_copy",
             CopyStep::OpenCopy { .. } => "open_copy",

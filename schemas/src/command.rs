@@ -80,9 +80,9 @@ pub enum OrderRequest {
 }
 
 impl OrderRequest {
-    /// The word used in logs, metrics and the paper broker's ledger.
-    pub fn action(&self) -> &'static str {
-        match self {
+    crate::words! {
+        /// The word used in logs, metrics and the paper broker's ledger.
+        pub fn action(&self) in ACTIONS {
             OrderRequest::Open { .. } => "open",
             OrderRequest::Close { lots: None, .. } => "close",
             OrderRequest::Close { lots: Some(_), .. } => "partial_close",

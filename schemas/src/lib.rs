@@ -21,6 +21,7 @@ pub mod quantity;
 pub mod snapshot;
 pub mod subject;
 mod text;
+mod words;
 
 pub use book::{Book, Digest};
 pub use codec::DecodeError;

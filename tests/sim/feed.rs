@@ -4,6 +4,7 @@ use crate::bus::Message;
 use crate::plan::MS;
 use crate::world::{Who, World};
 use bus::feed::{FeedOutput, FeedState, Recipients};
+use bus::metrics::DropReason;
 use bus::{DoubtReason, FeedMessage, FeedSettings};
 use schemas::{AccountId, MasterSnapshot, TradeEvent};
 use std::collections::BTreeSet;
@@ -185,9 +186,9 @@ fn act(w: &mut World, who: Who, master: AccountId, outputs: Vec<FeedOutput>) {
                 crate::bus::request_snapshot(w, who, master, heard, number);
             }
             FeedOutput::CountDropped(reason) => match reason {
-                "duplicate" => w.reach("event_dropped_as_applied"),
-                "came_locally" => w.reach("came_by_the_bus_a_second_time"),
-                "old_epoch" | "old_epoch_beacon" => w.reach("old_epoch_dropped"),
+                DropReason::Duplicate => w.reach("event_dropped_as_applied"),
+                DropReason::CameLocally => w.reach("came_by_the_bus_a_second_time"),
+                DropReason::OldEpoch | DropReason::OldEpochBeacon => w.reach("old_epoch_dropped"),
                 _ => {}
             },
             FeedOutput::CountGap(_) => w.reach("gap"),

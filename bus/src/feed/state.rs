@@ -4,6 +4,7 @@
 
 use super::{DoubtReason, FeedMessage, FeedSettings, Follower, QUICK_TRIES};
 use crate::gap::{GapDetector, Verdict};
+use crate::metrics::DropReason;
 use schemas::planted::{self, Bug};
 use schemas::{
     AccountId, Beacon, Book, Digest, Epoch, Funds, MasterSnapshot, Micros, Seq, TradeEvent,
@@ -39,7 +40,7 @@ pub enum FeedOutput {
     /// Count a loss, by how it showed.
     CountGap(DoubtReason),
     /// Count a message that was not used, by reason.
-    CountDropped(&'static str),
+    CountDropped(DropReason),
     /// Count a round of quick tries that settled nothing: an alarm.
     CountTriesExhausted,
     /// A doubt ended; it lasted this long.
@@ -213,7 +214,7 @@ impl FeedState {
 
     /// A message on the master's subjects that is not of our contract.
     pub fn observe_undecodable(&mut self, now: Duration) -> Vec<FeedOutput> {
-        let mut out = vec![FeedOutput::CountDropped("undecodable")];
+        let mut out = vec![FeedOutput::CountDropped(DropReason::Undecodable)];
         out.push(FeedOutput::CountGap(DoubtReason::Undecodable));
         self.reply_void = true;
         self.fall_into_doubt(DoubtReason::Undecodable, now, &mut out);
@@ -262,10 +263,10 @@ impl FeedState {
             }
             Verdict::Duplicate => {
                 let came_here = Some((event.epoch, event.seq)) <= self.heard_here;
-                let why = if came_here { "came_locally" } else { "duplicate" };
+                let why = if came_here { DropReason::CameLocally } else { DropReason::Duplicate };
                 out.push(FeedOutput::CountDropped(why));
             }
-            Verdict::OldEpoch => out.push(FeedOutput::CountDropped("old_epoch")),
+            Verdict::OldEpoch => out.push(FeedOutput::CountDropped(DropReason::OldEpoch)),
             Verdict::Gap { .. } | Verdict::NewEpoch | Verdict::Restarted => {
                 let reason = doubt_of(verdict, DoubtReason::Gap);
                 self.lose_track(reason, event.epoch, event.seq, now, &mut out);
@@ -284,13 +285,13 @@ impl FeedState {
         let newer_epoch = Some(beacon.epoch) > self.detector.highest_epoch();
         match self.detector.observe_beacon(beacon.epoch, beacon.seq, beacon.at) {
             Verdict::OldEpoch => {
-                let mut out = vec![FeedOutput::CountDropped("old_epoch_beacon")];
+                let mut out = vec![FeedOutput::CountDropped(DropReason::OldEpochBeacon)];
                 out.extend(self.note_rival(beacon.epoch, now));
                 out
             }
             // Events of this process came before it. That says nothing of the publisher, which lives.
             Verdict::Duplicate | Verdict::Restarted if self.is_overtaken(beacon) => {
-                let mut out = vec![FeedOutput::CountDropped("came_locally")];
+                let mut out = vec![FeedOutput::CountDropped(DropReason::CameLocally)];
                 self.note_life(now);
                 self.take_funds(beacon, &mut out);
                 out.extend(self.tick(now));
@@ -298,7 +299,7 @@ impl FeedState {
             }
             // A late beacon from before is no sign of life: a publisher that counts low for ever
             // with a clock that is behind ends as silent, and is asked.
-            Verdict::Duplicate => vec![FeedOutput::CountDropped("late_beacon")],
+            Verdict::Duplicate => vec![FeedOutput::CountDropped(DropReason::LateBeacon)],
             verdict => self.follow_beacon(beacon, verdict, newer_epoch, now),
         }
     }
@@ -430,7 +431,7 @@ impl FeedState {
         out: &mut Vec<FeedOutput>,
     ) {
         if self.is_old(event.epoch) {
-            out.push(FeedOutput::CountDropped("old_epoch"));
+            out.push(FeedOutput::CountDropped(DropReason::OldEpoch));
             return;
         }
         let newer_epoch = Some(event.epoch) > self.detector.highest_epoch();
@@ -438,7 +439,7 @@ impl FeedState {
         let below = applied.is_some_and(|(epoch, seq)| epoch == event.epoch && event.seq <= seq);
         let before = self.detector.applied_at().is_some_and(|at| event.at <= at);
         if below && before {
-            out.push(FeedOutput::CountDropped("duplicate"));
+            out.push(FeedOutput::CountDropped(DropReason::Duplicate));
             return;
         }
         self.detector.hear(event.epoch);
@@ -481,7 +482,7 @@ impl FeedState {
             self.reply_void = true;
         }
         if self.reply_void {
-            out.push(FeedOutput::CountDropped("buffer_full"));
+            out.push(FeedOutput::CountDropped(DropReason::BufferFull));
             return;
         }
         self.buffer.insert((event.epoch, event.seq), Arc::clone(event));
@@ -587,7 +588,7 @@ impl FeedState {
     fn adopt(&mut self, reply: MasterSnapshot, now: Duration, out: &mut Vec<FeedOutput>) -> bool {
         let taken = (reply.epoch, reply.seq);
         if self.is_old(reply.epoch) {
-            out.push(FeedOutput::CountDropped("old_epoch_snapshot"));
+            out.push(FeedOutput::CountDropped(DropReason::OldEpochSnapshot));
             return false;
         }
         if self.reply_void {

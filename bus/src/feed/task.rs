@@ -4,7 +4,7 @@ use super::state::{FeedOutput, FeedState, Recipients};
 use super::{DoubtReason, FeedMessage, FeedSettings, FeedStatus, Follower, RequestReason};
 use crate::clock::wall_now;
 use crate::error::BusError;
-use crate::metrics::{self as names, FeedMetrics, count};
+use crate::metrics::{self as names, COMPLETE, DropReason, FeedMetrics, count, count_dropped};
 use crate::offset::LeastDelay;
 use crate::snapshot;
 use async_nats::{Client, Message, Statistics, Subscriber};
@@ -178,7 +178,7 @@ impl FeedHandle {
     pub fn deliver(&self, event: Arc<TradeEvent>) {
         // A feed that has ended takes nothing.
         if let Err(mpsc::error::TrySendError::Full(_)) = self.local.try_send(event) {
-            count(names::DROPPED, "reason", "local_queue_full");
+            count_dropped(DropReason::LocalQueueFull);
         }
     }
 
@@ -370,7 +370,7 @@ impl FeedTask {
             },
             // Another word under the master's subject is a later version's, not a loss.
             Some(subject::Subject::Snapshot(_)) | None => {
-                vec![FeedOutput::CountDropped("unknown_subject")]
+                vec![FeedOutput::CountDropped(DropReason::UnknownSubject)]
             }
         };
         self.act(outputs);
@@ -391,7 +391,7 @@ impl FeedTask {
 
     fn take_reply(&mut self, reply: Result<MasterSnapshot, BusError>) {
         self.check_connection();
-        let outcome = reply.as_ref().map_or_else(BusError::as_str, |_| "complete");
+        let outcome = reply.as_ref().map_or_else(BusError::as_str, |_| COMPLETE);
         count(names::SNAPSHOTS_FINISHED, "outcome", outcome);
         if let Some(attempt) = self.attempt.take() {
             self.metrics.snapshot_seconds.record(attempt.sent.elapsed());
@@ -416,7 +416,7 @@ impl FeedTask {
                 }
                 FeedOutput::RequestSnapshot { heard } => self.request_snapshot(heard),
                 FeedOutput::CountGap(reason) => count(names::GAPS, "kind", reason.as_str()),
-                FeedOutput::CountDropped(reason) => count(names::DROPPED, "reason", reason),
+                FeedOutput::CountDropped(reason) => count_dropped(reason),
                 FeedOutput::CountTriesExhausted => {
                     metrics::counter!(names::TRIES_EXHAUSTED).increment(1);
                     tracing::warn!(
@@ -486,7 +486,7 @@ impl Receiver {
                 true
             }
             Err(mpsc::error::TrySendError::Full(_)) => {
-                count(names::DROPPED, "reason", "follower_queue_full");
+                count_dropped(DropReason::FollowerQueueFull);
                 if !self.lagging {
                     count(names::DOUBTS, "reason", DoubtReason::SlowConsumer.as_str());
                 }

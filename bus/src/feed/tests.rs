@@ -72,7 +72,7 @@ fn words(outputs: &[FeedOutput]) -> Vec<String> {
             }),
             FeedOutput::RequestSnapshot { .. } => Some("request".into()),
             FeedOutput::CountTriesExhausted => Some("alarm".into()),
-            FeedOutput::CountDropped(reason) => Some(format!("dropped {reason}")),
+            FeedOutput::CountDropped(reason) => Some(format!("dropped {}", reason.as_str())),
             FeedOutput::TwoPublishers { followed, ignored } => {
                 Some(format!("two publishers {followed} {ignored}"))
             }

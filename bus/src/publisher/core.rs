@@ -26,9 +26,9 @@ pub enum EpochReason {
 }
 
 impl EpochReason {
-    /// The word in metrics.
-    pub fn as_str(self) -> &'static str {
-        match self {
+    schemas::words! {
+        /// The word in metrics.
+        pub fn as_str(self) in WORDS {
             EpochReason::Disconnected => "disconnected",
             EpochReason::PermitLost => "permit_lost",
             EpochReason::QueueFull => "queue_full",

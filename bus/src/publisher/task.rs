@@ -3,7 +3,7 @@
 use super::core::{EpochReason, Outgoing, StateAt};
 use super::{MayPublish, PublisherSettings, PublisherStatus, Shared};
 use crate::clock::wall_now;
-use crate::metrics::{self as names, PublisherMetrics, count};
+use crate::metrics::{self as names, DropReason, PublisherMetrics, count, count_dropped};
 use async_nats::connection::State;
 use async_nats::{Client, Message, Statistics, Subject, Subscriber};
 use bytes::Bytes;
@@ -192,7 +192,7 @@ impl PublisherTask {
             Some((account, epoch, seq)) if account == self.account => {
                 self.shared.core.lock().hear(epoch, seq);
             }
-            Some(_) | None => count(names::DROPPED, "reason", "undecodable"),
+            Some(_) | None => count_dropped(DropReason::Undecodable),
         }
     }
 
@@ -323,7 +323,7 @@ impl PublisherTask {
             Some(reply) if request.is_some() && self.askers.len() < ASKERS_MAX => {
                 self.askers.push(reply)
             }
-            Some(_) | None => count(names::DROPPED, "reason", "bad_request"),
+            Some(_) | None => count_dropped(DropReason::BadRequest),
         }
     }
 
@@ -340,7 +340,7 @@ impl PublisherTask {
         drop(core);
         let (Some(state), Some(connects)) = (state, self.spoken_on) else {
             // Unknown is not empty: whoever asked hears nothing and holds.
-            metrics::counter!(names::DROPPED, "reason" => "request_while_silent")
+            metrics::counter!(names::DROPPED, "reason" => DropReason::RequestWhileSilent.as_str())
                 .increment(askers.len() as u64);
             return;
         };
@@ -402,12 +402,12 @@ impl Reply {
             for page in &pages {
                 let same = self.voice.is_connected() && self.voice.connects() == self.connects;
                 if !same || !(self.voice.may_publish)() {
-                    count(names::DROPPED, "reason", "reply_cut");
+                    count_dropped(DropReason::ReplyCut);
                     return;
                 }
                 let sent = self.voice.client.publish(asker.clone(), page.clone());
                 if !matches!(tokio::time::timeout(HAND_OVER_LIMIT, sent).await, Ok(Ok(()))) {
-                    count(names::DROPPED, "reason", "reply_cut");
+                    count_dropped(DropReason::ReplyCut);
                     return;
                 }
             }

@@ -51,6 +51,10 @@ impl AccountSession {
         tokio::pin!(wait);
         let mut next = Some((master, Some(message)));
         let (mut has_sent, mut messages) = (false, 0);
+        let waited = match &next {
+            Some((_, Some(FeedMessage::Event { received, .. }))) => Some(received.elapsed()),
+            _ => None,
+        };
         while let Some((master, message)) = next {
             let Some(message) = message else {
                 self.settle(connection);
@@ -79,6 +83,9 @@ impl AccountSession {
         }
         self.quoted.clear();
         self.settle(connection);
+        if let Some(waited) = waited {
+            self.counters.waited_for_turn(waited);
+        }
     }
 
     /// Steps the follower with one message; its orders and effects are kept.

@@ -214,11 +214,7 @@ impl Manager {
         let context = Arc::clone(&self.context);
         let ends = self.ends.clone();
         let tenure = gained.tenure;
-        let kind = match (gained.clean, gained.hastened) {
-            (true, _) => "free",
-            (false, true) => "proven_dead",
-            (false, false) => "expired",
-        };
+        let kind = tenure_kind((gained.clean, gained.hastened));
         metrics::counter!(names::TENURES, "kind" => kind).increment(1);
         tracing::info!(account = %tenure.account, token = %tenure.token, kind, "tenure begins");
         let session = self.context.hot.spawn(session::run(context, gained, control));
@@ -304,6 +300,15 @@ impl Manager {
         if tokio::time::timeout(limit, all).await.is_err() {
             tracing::warn!(left = self.running.len(), "not everything was drained in time");
         }
+    }
+}
+
+schemas::words! {
+    /// From whom a tenure comes, of whether it was released and whether its owner is proven dead.
+    pub(super) fn tenure_kind(clean_hastened: (bool, bool)) in TENURE_KINDS {
+        (true, _) => "free",
+        (false, true) => "proven_dead",
+        (false, false) => "expired",
     }
 }
 

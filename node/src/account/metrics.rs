@@ -1,7 +1,15 @@
 //! Metrics of accounts, followers and broker calls: one table, and the names for recording.
 
-use crate::metrics::Metric;
+use super::manager::TENURE_KINDS;
+use super::session::Ended;
+use crate::broker::Outcome;
+use crate::follower::Reason;
+use crate::metrics::{Label, Metric};
+use crate::writer::EventOutcome;
 use metrics::{Counter, Histogram, Unit};
+use reconcile::{CopyStep, SkipReason};
+use schemas::OrderRequest;
+use std::time::Duration;
 
 /// Names of the metrics, for the places that record them.
 pub mod names {
@@ -17,6 +25,10 @@ pub mod names {
     pub const BROKER_THREADS: &str = "lockstep_broker_threads_started_total";
     /// Own time.
     pub const OWN_TIME: &str = "lockstep_copy_own_time_seconds";
+    /// From a node to a follower's turn.
+    pub const TURN_WAIT: &str = "lockstep_copy_turn_wait_seconds";
+    /// From a session to a thread.
+    pub const THREAD_WAIT: &str = "lockstep_broker_thread_wait_seconds";
     /// What was done for followers.
     pub const COPIES: &str = "lockstep_copy_actions_total";
     /// What was decided not to be copied.
@@ -39,6 +51,19 @@ pub mod names {
     pub const TENURES_ENDED: &str = "lockstep_tenures_ended_total";
 }
 
+/// Platforms that this program has, as they are in the accounts' rows.
+const PLATFORMS: &[&str] = &[PAPER];
+const PAPER: &str = "paper";
+
+/// What an order asks for.
+const ORDER_ACTION: Label = Label::new("action", &[OrderRequest::ACTIONS]);
+
+/// Hand-offs inside a process: 20 us to 2 s.
+const WAIT_BUCKETS: &[f64] = &[
+    0.000_02, 0.000_05, 0.000_1, 0.000_25, 0.000_5, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.1, 0.5,
+    2.0,
+];
+
 /// What accounts export.
 pub const METRICS: &[Metric] = &[
     Metric::gauge(
@@ -52,10 +77,10 @@ pub const METRICS: &[Metric] = &[
         &[],
         "Times that a session at a broker could not be opened; each is tried again.",
     ),
-    Metric::counter(names::BROKER_CALLS_STARTED, &["action"], "Orders handed to brokers."),
+    Metric::counter(names::BROKER_CALLS_STARTED, &[ORDER_ACTION], "Orders handed to brokers."),
     Metric::counter(
         names::BROKER_CALLS_FINISHED,
-        &["outcome"],
+        &[Label::new("outcome", &[Outcome::WORDS])],
         "Orders answered, or given up as unknown.",
     ),
     Metric::counter(
@@ -65,21 +90,45 @@ pub const METRICS: &[Metric] = &[
     ),
     Metric::seconds(
         names::OWN_TIME,
-        &["platform", "action"],
+        &[Label::new("platform", &[PLATFORMS]), ORDER_ACTION],
         "From the master's callback to the instruction before the follower's order call.",
         &[
             0.0001, 0.000_25, 0.0005, 0.001, 0.002, 0.003, 0.005, 0.0075, 0.01, 0.02, 0.05, 0.1,
             0.25, 0.5, 1.0,
         ],
     ),
+    Metric::seconds(
+        names::TURN_WAIT,
+        &[],
+        "From the arrival of a master's event at a node to its follower's turn; of events that are taken up together, the first.",
+        WAIT_BUCKETS,
+    ),
+    Metric::seconds(
+        names::THREAD_WAIT,
+        &[],
+        "From handing over a broker call that holds a thread to its begin on one.",
+        WAIT_BUCKETS,
+    ),
     Metric::counter(
         names::COPIES,
-        &["action", "outcome"],
+        &[Label::new("action", &[CopyStep::WORDS]), Label::new("outcome", &[EventOutcome::WORDS])],
         "What was done for followers, by how it ended.",
     ),
-    Metric::counter(names::SKIPS, &["reason"], "Trades that were decided not to be copied."),
-    Metric::counter(names::RECONCILES, &["reason"], "Plans made from complete reads."),
-    Metric::counter(names::RECONCILE_ACTIONS, &["action"], "Steps that plans decided."),
+    Metric::counter(
+        names::SKIPS,
+        &[Label::new("reason", &[SkipReason::WORDS])],
+        "Trades that were decided not to be copied.",
+    ),
+    Metric::counter(
+        names::RECONCILES,
+        &[Label::new("reason", &[Reason::WORDS])],
+        "Plans made from complete reads.",
+    ),
+    Metric::counter(
+        names::RECONCILE_ACTIONS,
+        &[Label::new("action", &[CopyStep::WORDS])],
+        "Steps that plans decided.",
+    ),
     Metric::counter(names::RECONCILE_HELD, &[], "Plans held for a second, fresh read."),
     Metric::counter(
         names::RECONCILE_RESTLESS,
@@ -99,20 +148,25 @@ pub const METRICS: &[Metric] = &[
     ),
     Metric::counter(
         names::TENURES,
-        &["kind"],
+        &[Label::new("kind", &[TENURE_KINDS])],
         "Accounts taken over: free ones, from an owner whose lease ran out, and from one that is proven dead.",
     ),
-    Metric::counter(names::TENURES_ENDED, &["how"], "Tenures that ended, by how."),
+    Metric::counter(
+        names::TENURES_ENDED,
+        &[Label::new("how", &[Ended::WORDS])],
+        "Tenures that ended, by how.",
+    ),
 ];
 
 /// Handles of what a session records at every order: looking a series up by its labels costs more
-/// than counting. Made at the first use of each, as a series that never counted is not exported.
+/// than counting. Made at the first use of each.
 #[derive(Debug, Default)]
 pub(super) struct Counters {
     started: Handles<Counter>,
     finished: Handles<Counter>,
     copies: Handles<Counter>,
     own_time: Handles<Histogram>,
+    turn_wait: Handles<Histogram>,
 }
 
 /// Handles by their labels; there are a handful.
@@ -158,10 +212,16 @@ impl Counters {
         )
     }
 
+    /// After the orders of that turn have left.
+    pub(super) fn waited_for_turn(&mut self, waited: Duration) {
+        let wait = self.turn_wait.of([""; 2], || metrics::histogram!(names::TURN_WAIT));
+        wait.record(waited.as_secs_f64());
+    }
+
     pub(super) fn own_time(&mut self, action: &'static str) -> &Histogram {
         self.own_time.of(
             [action, ""],
-            || metrics::histogram!(names::OWN_TIME, "platform" => "paper", "action" => action),
+            || metrics::histogram!(names::OWN_TIME, "platform" => PAPER, "action" => action),
         )
     }
 }

@@ -7,6 +7,7 @@ mod leading;
 pub mod link_changes;
 pub mod manager;
 pub mod metrics;
+pub mod open_sessions;
 mod reading;
 pub mod rows;
 pub mod session;

@@ -18,6 +18,7 @@
 use super::executing::Outbox;
 use super::leading::Leading;
 use super::metrics::{Counters, names};
+use super::open_sessions::OpenSessions;
 use super::reading::{Load, load};
 use super::rows::Owner;
 use crate::broker::executor::{self, Executor};
@@ -104,6 +105,8 @@ pub struct NodeContext {
     pub directory: Directory,
     /// Its threads for broker calls that hold one.
     pub executor: Executor,
+    /// Its sessions that are open.
+    pub sessions: OpenSessions,
     /// Where slow work runs.
     pub slow: Handle,
     /// Where sessions run.
@@ -159,9 +162,9 @@ pub enum Ended {
 }
 
 impl Ended {
-    /// The word in logs.
-    pub fn as_str(self) -> &'static str {
-        match self {
+    schemas::words! {
+        /// The word in logs.
+        pub fn as_str(self) in WORDS {
             Ended::Drained => "drained",
             Ended::NotDrained => "not_drained",
             Ended::Unserved { .. } => "unserved",
@@ -326,9 +329,9 @@ impl AccountSession {
                 Ok(mut connection) => {
                     let opened = self.context.clock.now();
                     self.down_since = None;
-                    metrics::gauge!(names::SESSIONS_OPEN).increment(1.0);
+                    let open = self.context.sessions.enter();
                     let interrupted = self.work(&mut connection, &mut account).await;
-                    metrics::gauge!(names::SESSIONS_OPEN).decrement(1.0);
+                    drop(open);
                     let lasted = self.context.clock.now().since(opened);
                     if lasted >= OPEN_RETRY_MAX {
                         wait = OPEN_RETRY_FIRST;
@@ -733,7 +736,7 @@ impl AccountSession {
 
     fn on_answered(&mut self, connection: &mut Connection, answered: Answered) {
         let Answered { key, attempt, action, outcome, left } = answered;
-        let word = outcome_word(&outcome);
+        let word = outcome.as_str();
         self.note(|account, token| Note::Answered { account, token, attempt, outcome: word });
         self.counters.finished(word).increment(1);
         if let (Some(LeftAt { node, wall }), Some(follower)) = (left, &mut self.follower) {
@@ -1009,15 +1012,6 @@ async fn finished(task: &mut Option<JoinHandle<Load>>) -> Load {
     let loaded = running.await.unwrap_or_else(|panic| Err(panic.to_string()));
     *task = None;
     loaded
-}
-
-fn outcome_word(outcome: &Outcome) -> &'static str {
-    match outcome {
-        Outcome::Done(_) => "done",
-        Outcome::Rejected(_) => "rejected",
-        Outcome::NotSent(_) => "not_sent",
-        Outcome::Unknown(_) => "unknown",
-    }
 }
 
 #[cfg(test)]

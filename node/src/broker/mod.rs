@@ -45,6 +45,18 @@ pub enum Outcome {
     Unknown(String),
 }
 
+impl Outcome {
+    schemas::words! {
+        /// The word in metrics and notes.
+        pub fn as_str(&self) in WORDS {
+            Outcome::Done(_) => "done",
+            Outcome::Rejected(_) => "rejected",
+            Outcome::NotSent(_) => "not_sent",
+            Outcome::Unknown(_) => "unknown",
+        }
+    }
+}
+
 /// Why an order never left.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub enum NotSent {

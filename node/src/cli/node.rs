@@ -7,6 +7,7 @@
 use super::{CliError, block_on};
 use crate::account::link_changes;
 use crate::account::manager::Manager;
+use crate::account::open_sessions::OpenSessions;
 use crate::account::session::NodeContext;
 use crate::broker::executor::Executor;
 use crate::clock::NodeClock;
@@ -20,6 +21,9 @@ use crate::lease::{self, LeaseSettings, PostgresOwnership};
 use crate::notes::Notes;
 use crate::open_files;
 use crate::stamps::Stamps;
+use crate::uptime;
+use crate::uptime::store::MinuteStore;
+use crate::uptime::task::Sights;
 use crate::writer::store::PgRows;
 use crate::writer::{Writer, WriterConfig};
 use bus::{ClientSettings, FeedSettings, Feeds};
@@ -190,6 +194,16 @@ fn run_on(
     };
     let feeds = Feeds::new(bus.clone(), feed_settings, hot.handle().clone());
     let (last_notes, last_stamps) = (notes.clone(), stamps.clone());
+    let sessions = OpenSessions::new();
+    let minutes =
+        MinuteStore::new(&url, &config.node_name).map_err(|e| CliError::missing("database", e))?;
+    let sights = Sights {
+        clock: clock.clone(),
+        lease: lease.state(),
+        bus: bus.clone(),
+        sessions: sessions.clone(),
+    };
+    slow.spawn(uptime::task::run(sights, minutes, uptime::Record::new(config.cycle)));
     let context = Arc::new(NodeContext {
         node,
         config,
@@ -203,6 +217,7 @@ fn run_on(
         rows,
         directory: Directory::new(pool),
         executor,
+        sessions,
         slow: slow.handle().clone(),
         hot: hot.handle().clone(),
     });

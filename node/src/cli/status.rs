@@ -3,6 +3,7 @@
 use super::table::{or_dash, render};
 use super::{CliError, DatabaseArg, block_on};
 use crate::directory;
+use crate::uptime::store::{DegradedTime, NodeUptime, read_last_day};
 use clap::Args;
 use serde::Serialize;
 use sqlx::{PgConnection, Row};
@@ -25,6 +26,8 @@ pub struct Status {
     pub nodes: Vec<NodeStatus>,
     /// Accounts by how they stand.
     pub accounts: AccountCounts,
+    /// What each node was in the last 24 hours, minute by minute.
+    pub uptime: Vec<NodeUptime>,
     /// Owned accounts whose session does not work, and why.
     pub sessions_down: Vec<SessionDown>,
     /// Links whose follower's broker does not keep our tags: nothing is opened late on them.
@@ -70,6 +73,8 @@ pub struct ReasonCount {
     pub count: i64,
 }
 
+/// Latest degraded times of a node in its line.
+const LATEST_MAX: usize = 2;
 /// Most accounts and reasons that are listed.
 const LISTED_MAX: i64 = 20;
 
@@ -165,10 +170,11 @@ pub async fn read(db: &mut PgConnection) -> Result<Status, sqlx::Error> {
         own_time_p50_us: row.get("p50"),
         own_time_p95_us: row.get("p95"),
     };
+    let uptime = read_last_day(db).await?;
     let sessions_down = sessions_down(db).await?;
     let untaggable = untaggable(db).await?;
     let reasons = reasons(db).await?;
-    Ok(Status { nodes, accounts, sessions_down, untaggable, copies, reasons })
+    Ok(Status { nodes, accounts, uptime, sessions_down, untaggable, copies, reasons })
 }
 
 async fn untaggable(db: &mut PgConnection) -> Result<Vec<Untaggable>, sqlx::Error> {
@@ -245,6 +251,11 @@ pub fn run(args: StatusArgs) -> Result<(), CliError> {
 /// What does not work, and why things were not copied; nothing if there is nothing.
 fn details(status: &Status) -> String {
     let mut text = String::new();
+    if !status.uptime.is_empty() {
+        let rows = status.uptime.iter().map(uptime_row);
+        let head = ["node, last 24 h", "ok", "degraded", "missing", "latest degraded (UTC)"];
+        text += &format!("\n{}\n", render(&head, rows));
+    }
     if !status.sessions_down.is_empty() {
         let rows = status.sessions_down.iter();
         let rows =
@@ -263,6 +274,25 @@ fn details(status: &Status) -> String {
         text += &format!("\n{}\n", render(&["times", "action", "outcome", "why"], rows));
     }
     text
+}
+
+/// A node's minutes: share that was ok, numbers of the others, and when it was last degraded.
+fn uptime_row(node: &NodeUptime) -> Vec<String> {
+    let latest: Vec<String> = node.degraded.iter().take(LATEST_MAX).map(degraded_text).collect();
+    vec![
+        node.node.clone(),
+        // Rounded down: what was not always ok is not 100 %.
+        format!("{:.1} %", (node.ok_percent * 10.0).floor() / 10.0),
+        format!("{} min", node.degraded_minutes),
+        format!("{} min", node.missing_minutes),
+        if latest.is_empty() { "-".into() } else { latest.join("; ") },
+    ]
+}
+
+/// `2026-11-30 09:12, 3 min: database, broker`
+fn degraded_text(time: &DegradedTime) -> String {
+    let began = time.began.get(..16).unwrap_or(&time.began).replace('T', " ");
+    format!("{began}, {} min: {}", time.minutes, time.reasons.join(", "))
 }
 
 /// The status as a person reads it.
@@ -293,4 +323,45 @@ pub fn as_text(status: &Status) -> String {
         or_dash(c.own_time_p50_us),
         or_dash(c.own_time_p95_us)
     )
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_nodes_line_says_how_much_was_ok_what_is_unknown_and_when_it_was_degraded() {
+        let time = |began: &str, minutes, reasons: &[&str]| DegradedTime {
+            began: began.into(),
+            minutes,
+            reasons: reasons.iter().map(|reason| (*reason).into()).collect(),
+        };
+        let node = NodeUptime {
+            node: "node-1".into(),
+            ok_percent: 99.96,
+            ok_minutes: 1439,
+            degraded_minutes: 3,
+            missing_minutes: 2,
+            degraded: vec![
+                time("2026-11-30T09:12:00Z", 2, &["no account lease", "database"]),
+                time("2026-11-30T08:00:00Z", 1, &["bus"]),
+                time("2026-11-30T07:00:00Z", 1, &["broker"]),
+            ],
+        };
+        assert_eq!(
+            uptime_row(&node),
+            [
+                "node-1",
+                "99.9 %",
+                "3 min",
+                "2 min",
+                "2026-11-30 09:12, 2 min: no account lease, database; 2026-11-30 08:00, 1 min: bus"
+            ]
+        );
+        let fine = NodeUptime { degraded: vec![], ok_percent: 100.0, ..node };
+        assert_eq!(
+            (&uptime_row(&fine)[1], &uptime_row(&fine)[4]),
+            (&"100.0 %".into(), &"-".into())
+        );
+    }
 }

@@ -82,9 +82,9 @@ impl Reason {
         matches!(self, Reason::Confirm | Reason::Waiting | Reason::Routine)
     }
 
-    /// The word used in metrics.
-    pub fn as_str(self) -> &'static str {
-        match self {
+    schemas::words! {
+        /// The word used in metrics.
+        pub fn as_str(self) in WORDS {
             Reason::Feed => "feed",
             Reason::Session => "session",
             Reason::LeaseRestored => "lease_restored",

@@ -42,9 +42,9 @@ pub enum DatabaseDoubt {
 }
 
 impl DatabaseDoubt {
-    /// The word used in metrics.
-    pub fn as_str(self) -> &'static str {
-        match self {
+    schemas::words! {
+        /// The word used in metrics.
+        pub fn as_str(self) in WORDS {
             DatabaseDoubt::ClockStep => "clock",
             DatabaseDoubt::OwnClock => "own_clock",
             DatabaseDoubt::Timeline => "timeline",

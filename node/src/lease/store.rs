@@ -117,9 +117,9 @@ pub enum LeaseError {
 }
 
 impl LeaseError {
-    /// The word used in metrics.
-    pub fn as_str(&self) -> &'static str {
-        match self {
+    schemas::words! {
+        /// The word used in metrics.
+        pub fn as_str(&self) in WORDS {
             LeaseError::Timeout { .. } => "timeout",
             LeaseError::Connect(_) => "unreachable",
             LeaseError::Query { .. } => "failed",

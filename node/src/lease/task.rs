@@ -50,6 +50,12 @@ const LISTEN_RETRY: Duration = Duration::from_secs(2);
 /// How often a node that ends tries to give its accounts back; then they expire.
 const LAST_CYCLES_MAX: u32 = 3;
 
+/// Outcome of a cycle that ended well, in metrics; the others are [`LeaseError::WORDS`].
+pub(crate) const CONFIRMED: &str = "confirmed";
+
+/// What was claimed, in metrics: free accounts, and those of an owner whose lease ran out.
+pub(crate) const CLAIM_KINDS: &[&str] = &["free", "expired"];
+
 /// What the loop needs to know.
 #[derive(Debug, Clone)]
 pub struct LeaseSettings {
@@ -395,7 +401,7 @@ impl<S: OwnershipStore> LeaseKeeper<S> {
     }
 
     fn record(&self, outcome: &Outcome, took: Duration, reply: &CycleReply) {
-        metrics::counter!(names::LEASE_CYCLES, "outcome" => "confirmed").increment(1);
+        metrics::counter!(names::LEASE_CYCLES, "outcome" => CONFIRMED).increment(1);
         metrics::histogram!(names::LEASE_CYCLE_DURATION).record(took.as_secs_f64());
         metrics::gauge!(names::LEASE_CONFIRMED).set(self.clock.wall().0 as f64 / 1e6);
         metrics::gauge!(names::LEASE_OWNED).set(self.holdings.held().len() as f64);
@@ -410,9 +416,9 @@ impl<S: OwnershipStore> LeaseKeeper<S> {
         if let Some(margin) = outcome.margin {
             metrics::gauge!(names::LEASE_MARGIN).set(margin.as_secs_f64());
         }
-        metrics::counter!(names::LEASE_CLAIMS, "kind" => "free")
+        metrics::counter!(names::LEASE_CLAIMS, "kind" => CLAIM_KINDS[0])
             .increment(outcome.claimed_free as u64);
-        metrics::counter!(names::LEASE_CLAIMS, "kind" => "expired")
+        metrics::counter!(names::LEASE_CLAIMS, "kind" => CLAIM_KINDS[1])
             .increment(outcome.claimed_expired as u64);
         metrics::counter!(names::LEASE_ROWS_LOCKED).increment(outcome.locked as u64);
         count_releases(outcome.released);

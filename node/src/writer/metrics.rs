@@ -1,7 +1,9 @@
 //! Metrics of the writer: one table, and the calls that record them.
 
+use super::RowOutcome;
 use super::rows::RowKind;
-use crate::metrics::Metric;
+use super::task::NEXT_WORDS;
+use crate::metrics::{Label, Metric};
 use metrics::Unit;
 use std::time::Duration;
 
@@ -20,34 +22,37 @@ pub const STATEMENT: &str = "lockstep_writer_statement_seconds";
 /// 1 while the schema does not fit.
 pub const DEPLOYMENT_FAULT: &str = "lockstep_writer_deployment_fault";
 
+/// Which rows.
+const KIND: Label = Label::new("kind", &[RowKind::WORDS]);
+
 /// What the writer exports.
 pub const METRICS: &[Metric] = &[
     Metric::gauge(
         BACKLOG,
         Unit::Count,
-        &["kind"],
+        &[KIND],
         "Rows that wait to be written, after the last round.",
     ),
     Metric::counter(
         ROWS,
-        &["kind", "outcome"],
+        &[KIND, Label::new("outcome", &[RowEnd::WORDS])],
         "Rows that left the writer, by what became of them.",
     ),
     Metric::seconds(
         ROW_WAIT,
-        &["kind"],
+        &[KIND],
         "From the oldest change that a row stands for to the database's answer.",
         &[0.01, 0.025, 0.05, 0.1, 0.15, 0.25, 0.5, 1.0, 2.5, 10.0, 60.0, 600.0],
     ),
-    Metric::counter(STATEMENTS_STARTED, &["kind"], "Statements that the writer sent."),
+    Metric::counter(STATEMENTS_STARTED, &[KIND], "Statements that the writer sent."),
     Metric::counter(
         STATEMENTS_FINISHED,
-        &["kind", "outcome"],
+        &[KIND, Label::new("outcome", &[NEXT_WORDS])],
         "Statements that ended, by what the writer did next.",
     ),
     Metric::seconds(
         STATEMENT,
-        &["kind"],
+        &[KIND],
         "Length of a statement, connecting included.",
         &[0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.5, 1.0, 5.0],
     ),
@@ -61,7 +66,7 @@ pub const METRICS: &[Metric] = &[
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum RowEnd {
     /// The database answered with this.
-    Answered(super::RowOutcome),
+    Answered(RowOutcome),
     /// A newer row made it needless.
     Coalesced,
     /// The database will never take it.
@@ -73,9 +78,14 @@ pub(crate) enum RowEnd {
 }
 
 impl RowEnd {
-    fn as_str(self) -> &'static str {
-        match self {
-            RowEnd::Answered(outcome) => outcome.as_str(),
+    schemas::words! {
+        /// The word used as a label.
+        fn as_str(self) in WORDS {
+            RowEnd::Answered(RowOutcome::Written) => "written",
+            RowEnd::Answered(RowOutcome::Already) => "already",
+            RowEnd::Answered(RowOutcome::NotOwner) => "not_owner",
+            RowEnd::Answered(RowOutcome::Ended) => "ended",
+            RowEnd::Answered(RowOutcome::Busy) => "busy",
             RowEnd::Coalesced => "coalesced",
             RowEnd::Refused => "refused",
             RowEnd::Full => "full",

@@ -75,9 +75,9 @@ impl RowOutcome {
         RowOutcome::Busy,
     ];
 
-    /// The word used in the statements and as a label.
-    pub fn as_str(self) -> &'static str {
-        match self {
+    schemas::words! {
+        /// The word used in the statements and as a label.
+        pub fn as_str(self) in WORDS {
             RowOutcome::Written => "written",
             RowOutcome::Already => "already",
             RowOutcome::NotOwner => "not_owner",

@@ -69,9 +69,9 @@ pub enum EventOutcome {
 }
 
 impl EventOutcome {
-    /// The word in the table.
-    pub fn as_str(self) -> &'static str {
-        match self {
+    schemas::words! {
+        /// The word in the table.
+        pub fn as_str(self) in WORDS {
             EventOutcome::Done => "done",
             EventOutcome::Skipped => "skipped",
             EventOutcome::Rejected => "rejected",
@@ -187,9 +187,9 @@ impl RowKind {
     pub const ALL: [RowKind; 4] =
         [RowKind::PairEnded, RowKind::PairLive, RowKind::Status, RowKind::Event];
 
-    /// The word used as a label.
-    pub fn as_str(self) -> &'static str {
-        match self {
+    schemas::words! {
+        /// The word used as a label.
+        pub fn as_str(self) in WORDS {
             RowKind::PairEnded => "pair_ended",
             RowKind::PairLive => "pair_live",
             RowKind::Status => "status",

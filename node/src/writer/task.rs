@@ -281,9 +281,9 @@ async fn prepare<S: RowSink>(sink: &S) -> Duration {
     }
 }
 
-/// The label of a statement's end.
-fn word(next: Option<Next>) -> &'static str {
-    match next {
+schemas::words! {
+    /// The label of a statement's end.
+    pub(super) fn word(next: Option<Next>) in NEXT_WORDS {
         None => "done",
         Some(Next::SplitRows) => "split",
         Some(Next::DropRow) => "drop",

@@ -198,6 +198,10 @@ impl Work for Box<Call> {
     }
 
     fn tell(self) {
+        if let Some(left) = self.left.get() {
+            let waited = left.node.since(self.handed);
+            metrics::histogram!(names::THREAD_WAIT).record(waited.as_secs_f64());
+        }
         // Nobody waits where the session was given up.
         let _nobody = self.answer.send(self.outcome);
     }
