@@ -562,6 +562,7 @@ fn link_rules(row: &PgRow) -> Result<LinkRules, DirectoryError> {
     let wrong =
         |column: &'static str, problem: String| DirectoryError::Row { table, id, column, problem };
     let untaggable: Option<OffsetDateTime> = row.get("untaggable_since");
+    let modes = modes_of(row, id)?;
     Ok(LinkRules {
         link: checked(table, id, "id", LinkId::from_i64(id))?,
         master: checked(table, id, "master_id", AccountId::from_i64(row.get("master_id")))?,
@@ -569,11 +570,12 @@ fn link_rules(row: &PgRow) -> Result<LinkRules, DirectoryError> {
         magic: magic(row, id)?,
         copy_from: micros(row.get("copy_from")),
         sync_existing: row.get("sync_existing"),
-        mode: match (effective_mode(row, id)?, untaggable.is_some()) {
-            (Mode::CloseOnly | Mode::Paused, _) => LinkMode::CloseOnly,
-            (Mode::Copy, true) => LinkMode::CopyUntagged,
-            (Mode::Copy, false) => LinkMode::Copy,
+        mode: match (modes.contains(&Mode::CloseOnly), untaggable.is_some()) {
+            (true, _) => LinkMode::CloseOnly,
+            (false, true) => LinkMode::CopyUntagged,
+            (false, false) => LinkMode::Copy,
         },
+        paused: modes.contains(&Mode::Paused),
         sizing: sizing_from(row.get("sizing"), row.get("sizing_value"))
             .map_err(|problem| wrong("sizing", problem))?,
         below_min: match row.get::<&str, _>("below_min") {
@@ -597,16 +599,24 @@ fn link_rules(row: &PgRow) -> Result<LinkRules, DirectoryError> {
     })
 }
 
-/// The strictest of what concerns a link.
-fn effective_mode(row: &PgRow, id: i64) -> Result<Mode, DirectoryError> {
+/// What concerns a link: whether it is on, its own mode, its accounts' and the fleet's.
+fn modes_of(row: &PgRow, id: i64) -> Result<[Mode; 5], DirectoryError> {
     let deleted: Option<OffsetDateTime> = row.get("deleted_at");
     let is_on = row.get::<bool, _>("enabled") && deleted.is_none();
-    let by_itself = if is_on { Mode::Copy } else { Mode::CloseOnly };
-    let mut strictest = by_itself;
-    for column in ["mode", "master_mode", "follower_mode", "fleet_mode"] {
-        strictest = strictest.max(mode(row, "copy_links", id, column)?);
-    }
-    Ok(strictest)
+    let said = |column| mode(row, "copy_links", id, column);
+    Ok([
+        if is_on { Mode::Copy } else { Mode::CloseOnly },
+        said("mode")?,
+        said("master_mode")?,
+        said("follower_mode")?,
+        said("fleet_mode")?,
+    ])
+}
+
+/// The strictest of what concerns a link.
+fn effective_mode(row: &PgRow, id: i64) -> Result<Mode, DirectoryError> {
+    let [first, rest @ ..] = modes_of(row, id)?;
+    Ok(rest.into_iter().fold(first, Mode::max))
 }
 
 /// A mode, whose row has to be there.

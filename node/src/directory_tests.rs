@@ -60,6 +60,13 @@ async fn the_strictest_of_fleet_master_follower_and_link_counts() {
     assert_eq!(w.effective().await, Mode::Paused);
     assert_eq!(fleet_mode(&mut w.db).await.unwrap(), Mode::CloseOnly);
     assert!(!set_fleet_mode(&mut w.db, Mode::CloseOnly).await.unwrap(), "it was so already");
+    let rules = load_links(&mut w.db, w.follower).await.unwrap().remove(0);
+    assert!(rules.paused);
+    assert_eq!(rules.mode, LinkMode::CloseOnly, "what it does when it is resumed");
+    set_link_mode(&mut w.db, w.link, Mode::Copy).await.unwrap();
+    set_fleet_mode(&mut w.db, Mode::Copy).await.unwrap();
+    let rules = load_links(&mut w.db, w.follower).await.unwrap().remove(0);
+    assert_eq!((rules.mode, rules.paused), (LinkMode::Copy, false));
 }
 
 #[tokio::test]

@@ -207,6 +207,7 @@ impl Follower {
                     let after = Pair::on_sent(before, &action, &step, now.wall);
                     self.note(key, &step, after, effects);
                 }
+                Some(_) if link.rules.paused => return,
                 // Its pair is made when it has left: until then only the order counts.
                 Some(request) => {
                     let before = before.cloned();

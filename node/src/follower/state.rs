@@ -680,6 +680,7 @@ impl Follower {
     }
 
     fn on_links(&mut self, now: Now, links: Vec<(LinkRules, Pairs)>) {
+        let mut changed = BTreeSet::new();
         for (mut rule, pairs) in links {
             if let Some(link) = self.links.get_mut(&rule.link) {
                 link.keep_untagged(&mut rule);
@@ -687,6 +688,7 @@ impl Follower {
             match self.links.get_mut(&rule.link) {
                 Some(link) if link.rules == rule => {}
                 Some(link) => {
+                    changed.insert(rule.link);
                     link.rules = rule;
                     link.set_due(now.node, Reason::Rules);
                 }
@@ -698,6 +700,11 @@ impl Follower {
                     }
                 }
             }
+        }
+        // What was decided by other rules is decided anew, and does not leave a paused link.
+        self.planned.retain(|key, _| !changed.contains(&key.link));
+        for (_, order) in self.on_their_way.iter_mut().filter(|(k, _)| changed.contains(&k.link)) {
+            order.overtaken = true;
         }
     }
 

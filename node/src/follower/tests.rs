@@ -9,6 +9,7 @@ mod doubt;
 mod faults;
 mod lost;
 mod opening;
+mod pausing;
 mod pendings;
 mod random;
 mod reads;

@@ -93,6 +93,7 @@ pub(super) fn rules(id: u64, master: u64) -> LinkRules {
         copy_from: Micros(0),
         sync_existing: true,
         mode: LinkMode::Copy,
+        paused: false,
         sizing: Sizing::Multiplier(rust_decimal::Decimal::ONE),
         below_min: BelowMin::Skip,
         above_max: AboveMax::Clamp,
