@@ -1,5 +1,6 @@
 //! One leased account: its session at the broker, its publishing, its copying.
 
+pub mod asking;
 mod executing;
 mod following;
 pub mod lead;

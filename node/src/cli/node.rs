@@ -5,6 +5,7 @@
 //! The end is the other way round: sessions drain, rows are written, leases are given back.
 
 use super::{CliError, block_on};
+use crate::account::asking::OpenSessions;
 use crate::account::link_changes;
 use crate::account::manager::Manager;
 use crate::account::session::NodeContext;
@@ -187,6 +188,7 @@ fn run_on(
         rows,
         directory: Directory::new(pool),
         executor,
+        open_sessions: OpenSessions::default(),
         slow: slow.handle().clone(),
         hot: hot.handle().clone(),
     });

@@ -263,8 +263,8 @@ pub fn verdict(pairs: &[PairTold], events: &[EventTold]) -> Verdict {
             Some(last) => Verdict::new("tried", format!("not copied so far; last: {}", last.says)),
             None => Verdict::new(
                 Verdict::UNKNOWN,
-                "no node has recorded anything of it: the link is newer than the trade, its master was \
-                 not heard, or its follower has no owner (see `lockstep status`)",
+                "no node has recorded anything of it: the link is newer than the trade or paused, its \
+                 master was not heard, or its follower has no owner (see `lockstep status`)",
             ),
         };
     };
