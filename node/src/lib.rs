@@ -19,4 +19,5 @@ pub mod metrics;
 pub mod notes;
 pub mod player;
 pub mod stamps;
+pub mod story;
 pub mod writer;
