@@ -971,6 +971,7 @@ impl AccountSession {
             return self.status(NETTING_WORD, Some(NETTING_DETAIL.to_owned()), false);
         }
         let word = match &self.follower {
+            Some(follower) if follower.is_paused() => "paused",
             Some(follower) if !follower.is_copying() => "reconciling",
             Some(_) => "copying",
             None => "leading",

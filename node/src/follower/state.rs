@@ -580,6 +580,11 @@ impl Follower {
             })
     }
 
+    /// Nothing leaves for any of its links.
+    pub fn is_paused(&self) -> bool {
+        self.links.values().all(|link| link.rules.paused)
+    }
+
     /// Masters whose state is in doubt.
     pub fn doubtful_masters(&self) -> Vec<AccountId> {
         let doubtful = self.masters.iter().filter(|(_, master)| master.doubtful);
