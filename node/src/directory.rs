@@ -4,12 +4,17 @@
 //! A row that does not make a valid value is an error that names its column; it is never
 //! left out, because a link that silently disappears abandons its copies.
 //!
+//! Modes: what a person allows, on a link, an account and the fleet. The strictest of the four that
+//! concern a link counts, and a link that is switched off or deleted counts as `close_only`
+//! (`effective_mode`, the one place). Setting a mode moves no `copy_from`: a link that is resumed
+//! catches up with what its master did meanwhile, by the rules of late copies.
+//!
 //! Not covered: ownership (see `lease`), pairs and events (see `writer`).
 
 use reconcile::{AboveMax, BelowMin, LinkMode, LinkRules, Sizing};
 use rust_decimal::Decimal;
 use schemas::{AccountId, Epoch, LinkId, Lots, Magic, Micros, NodeId, Symbol, Token};
-use serde::Serialize;
+use serde::{Deserialize, Serialize};
 use sqlx::postgres::{PgPool, PgRow};
 use sqlx::types::Json;
 use sqlx::{PgConnection, Row};
@@ -42,6 +47,51 @@ pub enum DirectoryError {
     NoLink(LinkId),
 }
 
+/// What a person allows; in the order of strictness.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Mode {
+    /// Opens, changes and closes.
+    Copy,
+    /// Opens nothing; what is open is followed and closed. As a link that is switched off.
+    CloseOnly,
+    /// Sends no order at all. Everything is still followed; when it ends, a comparison repairs.
+    Paused,
+}
+
+/// A word that is no mode.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[error("must be copy, close_only or paused, got {0:?}")]
+pub struct NoMode(String);
+
+impl Mode {
+    /// Every mode, in the order of strictness.
+    pub const ALL: [Mode; 3] = [Mode::Copy, Mode::CloseOnly, Mode::Paused];
+
+    /// The word in rows, and for people.
+    pub fn as_str(self) -> &'static str {
+        match self {
+            Mode::Copy => "copy",
+            Mode::CloseOnly => "close_only",
+            Mode::Paused => "paused",
+        }
+    }
+}
+
+impl std::fmt::Display for Mode {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str(self.as_str())
+    }
+}
+
+impl std::str::FromStr for Mode {
+    type Err = NoMode;
+
+    fn from_str(word: &str) -> Result<Mode, NoMode> {
+        Mode::ALL.into_iter().find(|mode| mode.as_str() == word).ok_or_else(|| NoMode(word.into()))
+    }
+}
+
 /// One account as lists show it.
 #[derive(Debug, Clone, Serialize)]
 pub struct AccountRow {
@@ -53,6 +103,8 @@ pub struct AccountRow {
     pub platform: String,
     /// Nodes may own it.
     pub enabled: bool,
+    /// What is allowed on all its links, as master and as follower.
+    pub mode: Mode,
     /// Settings of the broker session.
     pub connection: serde_json::Value,
     /// Owner, if any.
@@ -89,6 +141,10 @@ pub struct LinkRow {
     pub magic: Magic,
     /// Opens are copied; when off, what is open is still managed and closed.
     pub enabled: bool,
+    /// What is allowed on this link.
+    pub mode: Mode,
+    /// What comes of it with the modes of its accounts and the fleet, and `enabled`.
+    pub effective_mode: Mode,
     /// How volumes are computed.
     pub sizing: String,
     /// The number that goes with it.
@@ -198,7 +254,7 @@ pub async fn add_account(
 /// All accounts, by number.
 pub async fn list_accounts(db: &mut PgConnection) -> Result<Vec<AccountRow>, DirectoryError> {
     let rows = sqlx::query(
-        "select id, name, platform, enabled, connection, node_id, lease_token, \
+        "select id, name, platform, enabled, mode, connection, node_id, lease_token, \
          extract(epoch from nullif(lease_until, '-infinity') - clock_timestamp())::float8 as left_s \
          from trading_accounts order by id",
     )
@@ -216,6 +272,7 @@ fn account_row(row: &PgRow) -> Result<AccountRow, DirectoryError> {
         name: row.get("name"),
         platform: row.get("platform"),
         enabled: row.get("enabled"),
+        mode: mode(row, table, id, "mode")?,
         connection: row.get("connection"),
         lease_left_s: node.as_ref().and_then(|_| row.get("left_s")),
         node,
@@ -245,6 +302,46 @@ pub async fn enable_account(
             .bind(enabled)
             .execute(db)
             .await?;
+    Ok(done.rows_affected() > 0)
+}
+
+/// Sets what is allowed on all links of an account; says whether that changed anything.
+pub async fn set_account_mode(
+    db: &mut PgConnection,
+    id: AccountId,
+    mode: Mode,
+) -> Result<bool, DirectoryError> {
+    let known = sqlx::query("select 1 from trading_accounts where id = $1").bind(id.as_i64());
+    if known.fetch_optional(&mut *db).await?.is_none() {
+        return Err(DirectoryError::NoAccount(id.to_string()));
+    }
+    let done = sqlx::query(
+        "update trading_accounts set mode = $2::text where id = $1 and mode <> $2::text",
+    )
+    .bind(id.as_i64())
+    .bind(mode.as_str())
+    .execute(db)
+    .await?;
+    Ok(done.rows_affected() > 0)
+}
+
+/// What is allowed on every link there is.
+pub async fn fleet_mode(db: &mut PgConnection) -> Result<Mode, DirectoryError> {
+    let row = sqlx::query("select (select mode from fleet_mode) as fleet_mode");
+    let row = row.fetch_one(db).await?;
+    mode(&row, "fleet_mode", 0, "fleet_mode")
+}
+
+/// Sets what is allowed on every link there is; says whether that changed anything. Every node
+/// hears of it; one that is cut from the database hears of it when it is back, and until then sends
+/// at most as long as its leases last.
+pub async fn set_fleet_mode(db: &mut PgConnection, mode: Mode) -> Result<bool, DirectoryError> {
+    let done = sqlx::query(
+        "update fleet_mode set mode = $1::text, changed_at = clock_timestamp() where mode <> $1::text",
+    )
+    .bind(mode.as_str())
+    .execute(db)
+    .await?;
     Ok(done.rows_affected() > 0)
 }
 
@@ -311,7 +408,8 @@ pub fn sizing_from(word: &str, value: Decimal) -> Result<Sizing, String> {
 /// All links that were not deleted, by number.
 pub async fn list_links(db: &mut PgConnection) -> Result<Vec<LinkRow>, DirectoryError> {
     let rows = sqlx::query(
-        "select l.id, m.name as master, f.name as follower, l.magic, l.enabled, l.sizing, l.sizing_value, \
+        "select l.id, m.name as master, f.name as follower, l.magic, l.enabled, l.sizing, l.sizing_value, l.mode, \
+         l.deleted_at, m.mode as master_mode, f.mode as follower_mode, (select mode from fleet_mode) as fleet_mode, \
          l.slippage_points, l.copy_from, l.below_min, l.above_max, l.align_contract, l.copy_stops, \
          l.copy_pendings, l.reverse, l.sync_existing, l.symbol_map, l.symbol_suffix, l.untaggable_since from copy_links l \
          join trading_accounts m on m.id = l.master_id join trading_accounts f on f.id = l.follower_id \
@@ -328,6 +426,8 @@ pub async fn list_links(db: &mut PgConnection) -> Result<Vec<LinkRow>, Directory
                 follower: row.get("follower"),
                 magic: magic(row, id)?,
                 enabled: row.get("enabled"),
+                mode: mode(row, "copy_links", id, "mode")?,
+                effective_mode: effective_mode(row, id)?,
                 sizing: row.get("sizing"),
                 sizing_value: row.get::<Decimal, _>("sizing_value").normalize(),
                 slippage_points: row.get::<i32, _>("slippage_points").unsigned_abs(),
@@ -376,13 +476,7 @@ pub async fn enable_link(
     id: LinkId,
     enabled: bool,
 ) -> Result<bool, DirectoryError> {
-    let known = sqlx::query("select 1 from copy_links where id = $1 and deleted_at is null")
-        .bind(id.as_i64())
-        .fetch_optional(&mut *db)
-        .await?;
-    if known.is_none() {
-        return Err(DirectoryError::NoLink(id));
-    }
+    known_link(db, id).await?;
     let done = sqlx::query(
         "update copy_links set enabled = $2, untaggable_since = case when $2 then null else untaggable_since end, \
          copy_from = case when $2 and not enabled then clock_timestamp() else copy_from end \
@@ -393,6 +487,31 @@ pub async fn enable_link(
     .execute(db)
     .await?;
     Ok(done.rows_affected() > 0)
+}
+
+/// Sets what is allowed on a link; says whether that changed anything. Unlike [`enable_link`] it
+/// leaves `copy_from` alone: what the master opened meanwhile is late, and judged as such.
+pub async fn set_link_mode(
+    db: &mut PgConnection,
+    id: LinkId,
+    mode: Mode,
+) -> Result<bool, DirectoryError> {
+    known_link(db, id).await?;
+    let done =
+        sqlx::query("update copy_links set mode = $2::text where id = $1 and mode <> $2::text")
+            .bind(id.as_i64())
+            .bind(mode.as_str())
+            .execute(db)
+            .await?;
+    Ok(done.rows_affected() > 0)
+}
+
+async fn known_link(db: &mut PgConnection, id: LinkId) -> Result<(), DirectoryError> {
+    let known = sqlx::query("select 1 from copy_links where id = $1 and deleted_at is null")
+        .bind(id.as_i64())
+        .fetch_optional(db)
+        .await?;
+    known.map(|_| ()).ok_or(DirectoryError::NoLink(id))
 }
 
 /// What a session needs to know of its account.
@@ -426,10 +545,14 @@ pub async fn load_links(
     db: &mut PgConnection,
     follower: AccountId,
 ) -> Result<Vec<LinkRules>, DirectoryError> {
-    let rows = sqlx::query("select * from copy_links where follower_id = $1 order by id")
-        .bind(follower.as_i64())
-        .fetch_all(db)
-        .await?;
+    let rows = sqlx::query(
+        "select l.*, m.mode as master_mode, f.mode as follower_mode, (select mode from fleet_mode) as fleet_mode \
+         from copy_links l join trading_accounts m on m.id = l.master_id \
+         join trading_accounts f on f.id = l.follower_id where l.follower_id = $1 order by l.id",
+    )
+    .bind(follower.as_i64())
+    .fetch_all(db)
+    .await?;
     rows.iter().map(link_rules).collect()
 }
 
@@ -438,9 +561,8 @@ fn link_rules(row: &PgRow) -> Result<LinkRules, DirectoryError> {
     let table = "copy_links";
     let wrong =
         |column: &'static str, problem: String| DirectoryError::Row { table, id, column, problem };
-    let enabled: bool = row.get("enabled");
-    let deleted: Option<OffsetDateTime> = row.get("deleted_at");
     let untaggable: Option<OffsetDateTime> = row.get("untaggable_since");
+    let modes = modes_of(row, id)?;
     Ok(LinkRules {
         link: checked(table, id, "id", LinkId::from_i64(id))?,
         master: checked(table, id, "master_id", AccountId::from_i64(row.get("master_id")))?,
@@ -448,11 +570,12 @@ fn link_rules(row: &PgRow) -> Result<LinkRules, DirectoryError> {
         magic: magic(row, id)?,
         copy_from: micros(row.get("copy_from")),
         sync_existing: row.get("sync_existing"),
-        mode: match (enabled && deleted.is_none(), untaggable.is_some()) {
-            (false, _) => LinkMode::CloseOnly,
-            (true, true) => LinkMode::CopyUntagged,
-            (true, false) => LinkMode::Copy,
+        mode: match (modes.contains(&Mode::CloseOnly), untaggable.is_some()) {
+            (true, _) => LinkMode::CloseOnly,
+            (false, true) => LinkMode::CopyUntagged,
+            (false, false) => LinkMode::Copy,
         },
+        paused: modes.contains(&Mode::Paused),
         sizing: sizing_from(row.get("sizing"), row.get("sizing_value"))
             .map_err(|problem| wrong("sizing", problem))?,
         below_min: match row.get::<&str, _>("below_min") {
@@ -474,6 +597,39 @@ fn link_rules(row: &PgRow) -> Result<LinkRules, DirectoryError> {
             .0,
         symbol_suffix: row.get("symbol_suffix"),
     })
+}
+
+/// What concerns a link: whether it is on, its own mode, its accounts' and the fleet's.
+fn modes_of(row: &PgRow, id: i64) -> Result<[Mode; 5], DirectoryError> {
+    let deleted: Option<OffsetDateTime> = row.get("deleted_at");
+    let is_on = row.get::<bool, _>("enabled") && deleted.is_none();
+    let said = |column| mode(row, "copy_links", id, column);
+    Ok([
+        if is_on { Mode::Copy } else { Mode::CloseOnly },
+        said("mode")?,
+        said("master_mode")?,
+        said("follower_mode")?,
+        said("fleet_mode")?,
+    ])
+}
+
+/// The strictest of what concerns a link.
+fn effective_mode(row: &PgRow, id: i64) -> Result<Mode, DirectoryError> {
+    let [first, rest @ ..] = modes_of(row, id)?;
+    Ok(rest.into_iter().fold(first, Mode::max))
+}
+
+/// A mode, whose row has to be there.
+fn mode(
+    row: &PgRow,
+    table: &'static str,
+    id: i64,
+    column: &'static str,
+) -> Result<Mode, DirectoryError> {
+    let wrong = |problem: String| DirectoryError::Row { table, id, column, problem };
+    let word: Option<&str> = row.get(column);
+    let word = word.ok_or_else(|| wrong("there is no row that says it".to_owned()))?;
+    word.parse().map_err(|error: NoMode| wrong(error.to_string()))
 }
 
 fn magic(row: &PgRow, id: i64) -> Result<Magic, DirectoryError> {
@@ -583,3 +739,7 @@ impl Directory {
         Ok(())
     }
 }
+
+#[cfg(test)]
+#[path = "directory_tests.rs"]
+mod tests;

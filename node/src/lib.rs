@@ -20,5 +20,6 @@ pub mod notes;
 pub mod open_files;
 pub mod player;
 pub mod stamps;
+pub mod story;
 pub mod uptime;
 pub mod writer;

@@ -405,6 +405,17 @@ impl CopyStep {
         }
     }
 
+    /// The step writes down what is so already: nothing is sent, and nothing refused.
+    pub fn is_fact(&self) -> bool {
+        matches!(
+            self,
+            CopyStep::AdoptCopy { .. }
+                | CopyStep::RebindCopy { .. }
+                | CopyStep::MarkClosed { .. }
+                | CopyStep::MarkFailed { .. }
+        )
+    }
+
     /// Why the step ends or refuses something, where it does; the word for a metric label.
     pub fn reason(&self) -> Option<&'static str> {
         match self {
@@ -507,6 +518,8 @@ words! {
         AnswerDue = "answer_due",
         /// An order for it is in flight.
         SlotBusy = "slot_busy",
+        /// The link is paused; what is to be done is done when it is not any more.
+        LinkPaused = "link_paused",
         /// The follower's read is older than the order.
         ReadOlderThanOrder = "read_older_than_order",
         /// The follower's history does not reach back to when the master opened it.

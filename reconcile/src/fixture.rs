@@ -200,6 +200,7 @@ impl Scene {
                 copy_from: seconds_ago(86_400),
                 sync_existing: false,
                 mode: LinkMode::Copy,
+                paused: false,
                 sizing: Sizing::Multiplier(dec("0.5")),
                 below_min: BelowMin::Skip,
                 above_max: AboveMax::Clamp,

@@ -41,6 +41,9 @@ pub struct LinkRules {
     pub sync_existing: bool,
     /// Whether new copies are opened.
     pub mode: LinkMode,
+    /// Nothing is ordered and nothing refused, whatever the mode; what is so is still written down.
+    /// Beside the mode, so that a pause changes nothing of what is recognised.
+    pub paused: bool,
     /// How the volume of a copy follows from the master's.
     pub sizing: Sizing,
     /// What happens to a volume under the broker's smallest.

@@ -20,6 +20,8 @@
 //!    only twice (S7, S13, H41).
 //! 8. A copy's volume never grows and is brought to a target, not reduced by a share (S8).
 //! 9. A trade with a foreign magic is never touched; one with our magic alone is reported.
+//! 10. For a paused link nothing is ordered and nothing refused; copies that are found, renumbered
+//!     or gone are written down all the same.
 //!
 //! Not covered: sending, permits, rows, and whether the reads are still the newest when the
 //! plan is executed. The caller compares [`Basis`] and checks each step's precondition again.
@@ -89,7 +91,9 @@ pub fn plan(input: &ReconcileInput<'_>) -> Plan {
         }
         let mut decided = Decided::default();
         let rests_on = plan_one(&world, ticket, &mut decided);
-        absent.extend(rests_on.map(|from| (ticket, from)));
+        let is_held_back = parts.rules.paused && decided.keep_facts();
+        // What is not done rests on nothing: a pause must not hold what is only written down.
+        absent.extend(rests_on.filter(|_| !is_held_back).map(|from| (ticket, from)));
         notes.extend(decided.waiting.map(|why| Note::Waiting { ticket, why }));
         if !decided.steps.is_empty() {
             let (link, steps) = (parts.rules.link, decided.steps);

@@ -87,10 +87,10 @@ fn any_sizing() -> impl Strategy<Value = Sizing> {
 fn any_rules() -> impl Strategy<Value = LinkRules> {
     let flags = (any::<bool>(), any::<bool>(), any::<bool>(), any::<bool>(), any::<bool>());
     let weighted = |weight| prop::bool::weighted(weight);
-    let rare = (weighted(0.2), weighted(0.1), weighted(0.2), weighted(0.2));
+    let rare = (weighted(0.2), weighted(0.1), weighted(0.2), weighted(0.2), weighted(0.1));
     (any_sizing(), flags, rare).prop_map(|(sizing, flags, rare)| {
         let (sync_existing, use_min, clamp, copy_stops, copy_pendings) = flags;
-        let (reverse, close_only, align_contract, untagged) = rare;
+        let (reverse, close_only, align_contract, untagged, paused) = rare;
         LinkRules {
             sizing,
             sync_existing,
@@ -104,6 +104,7 @@ fn any_rules() -> impl Strategy<Value = LinkRules> {
                 (false, true) => LinkMode::CopyUntagged,
                 (false, false) => LinkMode::Copy,
             },
+            paused,
             align_contract,
             ..Scene::new().rules
         }
@@ -492,6 +493,15 @@ proptest! {
             let mut all = open.chain(waiting).chain(ended);
             prop_assert!(!all.any(|(magic, comment)| magic == ours && *comment == tag));
         }
+    }
+
+    #[test]
+    fn nothing_is_ordered_or_refused_for_a_paused_link(mut scene in any_scene(), ticket in TICKETS) {
+        scene.rules.paused = true;
+        let plan = scene.plan();
+        prop_assert!(steps_of(&plan).all(|(_, step)| step.is_fact()));
+        let live = scene.live(ticket).action.map_or(Vec::new(), |action| action.steps);
+        prop_assert!(live.iter().all(CopyStep::is_fact));
     }
 
     // S6: every open has its cause in the master's state, a late one the price rule as well.

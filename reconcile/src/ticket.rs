@@ -225,6 +225,9 @@ pub fn plan_ticket(input: &TicketInput<'_>) -> TicketDecision {
             }
         }
     }
+    if input.rules.paused {
+        decided.keep_facts();
+    }
     decided.into_decision(input.rules.link, input.ticket)
 }
 
@@ -243,6 +246,17 @@ impl Decided {
     /// The first reason counts: it is what stands in the way.
     pub(crate) fn wait(&mut self, why: WaitReason) {
         self.waiting.get_or_insert(why);
+    }
+
+    /// Leaves out what a paused link does not do; says whether there was anything.
+    pub(crate) fn keep_facts(&mut self) -> bool {
+        let before = self.steps.len();
+        self.steps.retain(CopyStep::is_fact);
+        let is_held_back = self.steps.len() < before;
+        if is_held_back {
+            self.wait(WaitReason::LinkPaused);
+        }
+        is_held_back
     }
 
     fn into_decision(self, link: LinkId, master_ticket: MasterTicket) -> TicketDecision {

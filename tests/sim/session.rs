@@ -503,6 +503,8 @@ fn execute(w: &mut World, who: Who, account: AccountId, effects: Vec<Effect>) {
                 });
                 crate::oracle::planned(w, account, &steps, held, duplicates);
             }
+            // Nobody asks for a close here.
+            Effect::CloseAnswered { .. } => {}
             Effect::Untaggable(link) => {
                 w.note(|| format!("link {link} keeps no tags"));
                 w.reach("untaggable");
@@ -862,6 +864,7 @@ fn cut(w: &mut World, who: Who, account: AccountId) {
             | Effect::Read { .. }
             | Effect::AskMaster { .. }
             | Effect::Planned { .. }
+            | Effect::CloseAnswered { .. }
             | Effect::Untaggable(_)
             | Effect::Restless(_) => {}
         }

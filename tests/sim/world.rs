@@ -367,6 +367,7 @@ fn links_of(plan: &Plan) -> BTreeMap<LinkId, LinkFacts> {
                 copy_from: Micros(0),
                 sync_existing: true,
                 mode: LinkMode::Copy,
+                paused: false,
                 sizing: Sizing::Multiplier(Decimal::new(i64::from(*hundredths), 2)),
                 below_min: BelowMin::Skip,
                 above_max: AboveMax::Clamp,

@@ -253,6 +253,7 @@ impl AccountSession {
                 metrics::counter!(names::RECONCILE_RESTLESS).increment(1);
                 tracing::warn!(%link, "plans for this link do not come to rest");
             }
+            Effect::CloseAnswered { asker, answer } => self.answer_asker(asker, answer),
             Effect::Untaggable(link) => self.store_untaggable(link),
         }
     }

@@ -1,5 +1,6 @@
 //! One leased account: its session at the broker, its publishing, its copying.
 
+pub mod asking;
 mod executing;
 mod following;
 pub mod lead;
@@ -7,7 +8,6 @@ mod leading;
 pub mod link_changes;
 pub mod manager;
 pub mod metrics;
-pub mod open_sessions;
 mod reading;
 pub mod rows;
 pub mod session;

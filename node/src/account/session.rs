@@ -15,10 +15,10 @@
 //!
 //! Not covered: which accounts there are; `account::manager` starts and stops tenures.
 
+use super::asking::{OpenSessions, Wish};
 use super::executing::Outbox;
 use super::leading::Leading;
 use super::metrics::{Counters, names};
-use super::open_sessions::OpenSessions;
 use super::reading::{Load, load};
 use super::rows::Owner;
 use crate::broker::executor::{self, Executor};
@@ -30,7 +30,8 @@ use crate::clock::{NodeClock, NodeTime};
 use crate::config::NodeConfig;
 use crate::directory::{Directory, SessionAccount};
 use crate::follower::{
-    AccountRead, Attempt, Effect, Follower, FollowerSettings, Input, Now, TicketKey,
+    AccountRead, Asker, Attempt, CloseAnswer, Effect, Follower, FollowerSettings, Input, Now,
+    TicketKey,
 };
 use crate::gate::Gate;
 use crate::lease::{LeaseState, TenureKey};
@@ -42,13 +43,14 @@ use futures_util::stream::{FuturesUnordered, StreamExt};
 use reconcile::Limits;
 use schemas::planted::{self, Bug};
 use schemas::{AccountId, Epoch, NodeId, Symbol};
+use std::collections::BTreeMap;
 use std::future::Future;
 use std::pin::Pin;
 use std::sync::Arc;
 use std::task::Poll;
 use std::time::Duration;
 use tokio::runtime::Handle;
-use tokio::sync::{mpsc, watch};
+use tokio::sync::{mpsc, oneshot, watch};
 use tokio::task::JoinHandle;
 
 /// Messages of one master's feed that wait for a follower; past it the feed sends a snapshot.
@@ -106,7 +108,7 @@ pub struct NodeContext {
     /// Its threads for broker calls that hold one.
     pub executor: Executor,
     /// Its sessions that are open.
-    pub sessions: OpenSessions,
+    pub open_sessions: OpenSessions,
     /// Where slow work runs.
     pub slow: Handle,
     /// Where sessions run.
@@ -248,6 +250,9 @@ pub(super) struct AccountSession {
     pub(super) trace: Option<Trace>,
     /// What was decided and is not done yet; empty while the session waits.
     pub(super) outbox: Outbox,
+    /// Who wait for a copy to be closed.
+    askers: BTreeMap<Asker, oneshot::Sender<CloseAnswer>>,
+    last_asker: Asker,
     pub(super) counters: Counters,
     /// Symbols of masters whose quotes were looked up in this turn.
     pub(super) quoted: Vec<(AccountId, Symbol)>,
@@ -299,6 +304,8 @@ impl AccountSession {
             listening_elsewhere: None,
             trace: None,
             outbox: Outbox::default(),
+            askers: BTreeMap::new(),
+            last_asker: 0,
             counters: Counters::default(),
             quoted: Vec::new(),
         }
@@ -329,9 +336,7 @@ impl AccountSession {
                 Ok(mut connection) => {
                     let opened = self.context.clock.now();
                     self.down_since = None;
-                    let open = self.context.sessions.enter();
                     let interrupted = self.work(&mut connection, &mut account).await;
-                    drop(open);
                     let lasted = self.context.clock.now().since(opened);
                     if lasted >= OPEN_RETRY_MAX {
                         wait = OPEN_RETRY_FIRST;
@@ -577,7 +582,7 @@ impl AccountSession {
     ///
     /// The order of the arms: the feed, whose orders are what is waited for, and after a turn of it,
     /// because it can come in floods, everything else once; then what ends the work and the clock, as
-    /// both come seldom; then what the session told, before the answers that came after it.
+    /// both come seldom; then what the session told, before the answers that came after it; people last.
     async fn work(
         &mut self,
         connection: &mut Connection,
@@ -586,6 +591,7 @@ impl AccountSession {
         let mut tick = tokio::time::interval(TICK);
         tick.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
         let mut has_fed = false;
+        let (_entered, mut wishes) = self.context.open_sessions.enter(self.owner.account);
         loop {
             let others_first = std::mem::take(&mut has_fed);
             tokio::select! {
@@ -640,6 +646,7 @@ impl AccountSession {
                         return Interrupted::Again;
                     }
                 }
+                Some(wish) = wishes.recv() => self.on_wish(connection, wish),
             }
         }
     }
@@ -746,6 +753,31 @@ impl AccountSession {
         self.step(connection, Input::Answer { key, attempt, outcome });
     }
 
+    /// Somebody wants a copy closed.
+    fn on_wish(&mut self, connection: &mut Connection, wish: Wish) {
+        if self.follower.is_none() {
+            // A master that copies nothing has no copies.
+            return self.answer_wish(wish.answer, CloseAnswer::NoSuchCopy);
+        }
+        self.last_asker += 1;
+        let asker = self.last_asker;
+        self.askers.insert(asker, wish.answer);
+        self.step(connection, Input::Close { key: wish.key, asker });
+    }
+
+    /// What became of a wish.
+    pub(super) fn answer_asker(&mut self, asker: Asker, answer: CloseAnswer) {
+        if let Some(waiting) = self.askers.remove(&asker) {
+            self.answer_wish(waiting, answer);
+        }
+    }
+
+    fn answer_wish(&self, waiting: oneshot::Sender<CloseAnswer>, answer: CloseAnswer) {
+        if waiting.send(answer).is_err() {
+            tracing::debug!(account = %self.owner.account, "who wanted a copy closed has gone");
+        }
+    }
+
     /// A feed's task is gone: unknown until it is opened anew, and nothing is taken for quiet.
     pub(super) fn on_feed_ended(&mut self, connection: &mut Connection, master: AccountId) {
         tracing::error!(account = %self.owner.account, %master, "feed ended, attaching anew");
@@ -833,6 +865,7 @@ impl AccountSession {
             match effect {
                 Effect::Record(record) => self.record(*record),
                 Effect::Persist(pair) => self.persist(*pair),
+                Effect::CloseAnswered { asker, answer } => self.answer_asker(asker, answer),
                 Effect::Send { .. }
                 | Effect::Read { .. }
                 | Effect::AskMaster { .. }
@@ -841,6 +874,8 @@ impl AccountSession {
                 | Effect::Untaggable(_) => {}
             }
         }
+        // Those who wait for a close that nobody answered learn of it from the rows.
+        self.askers.clear();
         self.status("connecting", None, true);
     }
 
@@ -934,6 +969,7 @@ impl AccountSession {
             return self.status(NETTING_WORD, Some(NETTING_DETAIL.to_owned()), false);
         }
         let word = match &self.follower {
+            Some(follower) if follower.is_paused() => "paused",
             Some(follower) if !follower.is_copying() => "reconciling",
             Some(_) => "copying",
             None => "leading",

@@ -5,9 +5,9 @@
 //! The end is the other way round: sessions drain, rows are written, leases are given back.
 
 use super::{CliError, block_on};
+use crate::account::asking::OpenSessions;
 use crate::account::link_changes;
 use crate::account::manager::Manager;
-use crate::account::open_sessions::OpenSessions;
 use crate::account::session::NodeContext;
 use crate::broker::executor::Executor;
 use crate::clock::NodeClock;
@@ -194,14 +194,14 @@ fn run_on(
     };
     let feeds = Feeds::new(bus.clone(), feed_settings, hot.handle().clone());
     let (last_notes, last_stamps) = (notes.clone(), stamps.clone());
-    let sessions = OpenSessions::new();
+    let open_sessions = OpenSessions::new();
     let minutes =
         MinuteStore::new(&url, &config.node_name).map_err(|e| CliError::missing("database", e))?;
     let sights = Sights {
         clock: clock.clone(),
         lease: lease.state(),
         bus: bus.clone(),
-        sessions: sessions.clone(),
+        sessions: open_sessions.clone(),
     };
     slow.spawn(uptime::task::run(sights, minutes, uptime::Record::new(config.cycle)));
     let context = Arc::new(NodeContext {
@@ -217,7 +217,7 @@ fn run_on(
         rows,
         directory: Directory::new(pool),
         executor,
-        sessions,
+        open_sessions,
         slow: slow.handle().clone(),
         hot: hot.handle().clone(),
     });

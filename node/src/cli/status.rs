@@ -199,7 +199,7 @@ async fn sessions_down(db: &mut PgConnection) -> Result<Vec<SessionDown>, sqlx::
         "select a.name, coalesce(s.session, 'silent') as session, s.detail \
          from trading_accounts a \
          left join account_status s on s.account_id = a.id and s.lease_token = a.lease_token \
-         where a.node_id is not null and coalesce(s.session, 'silent') not in ('copying', 'leading') \
+         where a.node_id is not null and coalesce(s.session, 'silent') not in ('copying', 'leading', 'paused') \
          order by a.id limit $1",
     )
     .bind(LISTED_MAX)

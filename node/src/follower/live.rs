@@ -1,5 +1,6 @@
 //! One ticket at a time: from a wish to an order, and from its answer to the next wish.
 
+use super::by_hand::{CloseAnswer, NotNow};
 use super::queue::{Attempt, TicketKey, Turn};
 use super::state::{
     Cause, Effect, Follower, Link, Master, Now, OPEN_TRIES_MAX, OnItsWay, Planned, RETRY_FIRST,
@@ -79,13 +80,14 @@ impl Follower {
 
     fn decide(&mut self, now: Now, key: TicketKey, attempt: Attempt, effects: &mut Vec<Effect>) {
         let cause = self.causes.remove(&key);
-        let (action, plan, cause) = match self.planned.remove(&key) {
+        let (action, plan, cause) = match (self.wished(key), self.planned.remove(&key)) {
+            (Some(by_hand), _) => (Some(by_hand), None, None),
             // A plan has its own time; the event is why it was not decided before.
-            Some(planned) => {
+            (None, Some(planned)) => {
                 let plan = planned.plan;
                 (self.still_good(now, key, planned), plan, None)
             }
-            None => (self.decide_alone(now, key), None, cause),
+            (None, None) => (self.decide_alone(now, key), None, cause),
         };
         if let Some(action) = action
             && !self.must_wait(now, key, &action)
@@ -207,6 +209,7 @@ impl Follower {
                     let after = Pair::on_sent(before, &action, &step, now.wall);
                     self.note(key, &step, after, effects);
                 }
+                Some(_) if link.rules.paused && !self.wishes.contains_key(&key) => return,
                 // Its pair is made when it has left: until then only the order counts.
                 Some(request) => {
                     let before = before.cloned();
@@ -272,6 +275,7 @@ impl Follower {
         effects.push(Effect::Persist(Box::new(pair.clone())));
         self.note_unstored(&pair);
         self.put_pair(pair.clone());
+        self.end_wish(&pair, effects);
         pair
     }
 
@@ -351,6 +355,8 @@ impl Follower {
                 let reason = Some(why.as_str().into());
                 self.record(now, key, &order, EventOutcome::NotSent, reason, effects);
                 self.unsend_unsent(key, &order, why, effects);
+                let not_now = CloseAnswer::NotNow(NotNow::NotSent(why));
+                self.forget_wish(key, &not_now, effects);
                 // Dropped, never queued: a reconcile finds it again. A permit can be refused in
                 // the last seconds of a permission that is renewed in time, with no word of it.
                 if let Some(link) = self.links.get_mut(&key.link) {
@@ -422,6 +428,9 @@ impl Follower {
     ) {
         let class = rejection.class;
         let reason = format!("{}: {}", class.as_str(), rejection.text);
+        if ends_copy(&order.step) {
+            self.tell(key, &CloseAnswer::Underway(reason.clone()), effects);
+        }
         self.record(now, key, &order, EventOutcome::Rejected, Some(reason), effects);
         let opens = begins_copy(&order.step);
         if class == RejectClass::StaleToken {
@@ -525,6 +534,7 @@ impl Follower {
         }
         let Some(order) = self.on_their_way.remove(&key) else { return };
         self.touch(key);
+        self.tell(key, &CloseAnswer::Underway(reason.clone()), effects);
         self.record(now, key, &order, EventOutcome::Unknown, Some(reason), effects);
         self.unresolved.insert(key, order);
         self.look_again(key, now.node, Reason::Unresolved);

@@ -205,6 +205,7 @@ impl Follower {
         self.resolve_unknowns(reading.begun.node, id, &mut plan);
         self.wait_for_notes(now, id, &plan.notes);
         self.carry_out(now, id, reading.id, plan.actions, effects);
+        self.wake_wishes(now, id, effects);
     }
 
     /// An order of unknown outcome is settled by a plan that has looked at its ticket and does

@@ -1,5 +1,6 @@
 //! What a follower knows, what it hears, and what it wants done.
 
+use super::by_hand::{Asker, CloseAnswer, NotNow};
 use super::queue::{Attempt, Slots, TicketKey};
 use crate::broker::view::AccountView;
 use crate::broker::{Outcome, SessionEvent};
@@ -145,6 +146,13 @@ pub enum Input {
     Links(Vec<(LinkRules, Pairs)>),
     /// The row of a copy, one of [`Follower::unstored`], waits for the database no longer.
     Stored(TicketKey),
+    /// A person wants the copy of a master's ticket closed.
+    Close {
+        /// Which one.
+        key: TicketKey,
+        /// Who waits for the answer.
+        asker: Asker,
+    },
     /// The lease is confirmed again after a hole.
     LeaseRestored,
     /// Time passed.
@@ -227,6 +235,13 @@ pub enum Effect {
     },
     /// Plans for a link did not come to rest within [`ROUNDS_MAX`] rounds.
     Restless(LinkId),
+    /// What became of a wish to close a copy.
+    CloseAnswered {
+        /// Who waits for it.
+        asker: Asker,
+        /// What.
+        answer: CloseAnswer,
+    },
     /// A copy came back without the tag or the magic of its order: the broker does not keep them.
     /// To be stored, so that the next owner knows it as well (H53).
     Untaggable(LinkId),
@@ -433,6 +448,8 @@ pub struct Follower {
     pub(super) planned: BTreeMap<TicketKey, Planned>,
     pub(super) causes: BTreeMap<TicketKey, Cause>,
     pub(super) retries: BTreeMap<TicketKey, Retry>,
+    /// Copies that a person wants closed, and who waits for the answer.
+    pub(super) wishes: BTreeMap<TicketKey, Vec<Asker>>,
     pub(super) by_ticket: BTreeMap<FollowerTicket, TicketKey>,
     /// The broker renumbers the rest of a partial close.
     pub(super) renumbers: bool,
@@ -476,6 +493,7 @@ impl Follower {
             planned: BTreeMap::new(),
             causes: BTreeMap::new(),
             retries: BTreeMap::new(),
+            wishes: BTreeMap::new(),
             by_ticket: BTreeMap::new(),
             renumbers: false,
             unstored: BTreeMap::new(),
@@ -562,6 +580,11 @@ impl Follower {
             })
     }
 
+    /// Nothing leaves for any of its links.
+    pub fn is_paused(&self) -> bool {
+        self.links.values().all(|link| link.rules.paused)
+    }
+
     /// Masters whose state is in doubt.
     pub fn doubtful_masters(&self) -> Vec<AccountId> {
         let doubtful = self.masters.iter().filter(|(_, master)| master.doubtful);
@@ -633,12 +656,16 @@ impl Follower {
             }
             Input::Read { id, read } => self.on_read(now, id, read, &mut effects),
             Input::Links(links) => self.on_links(now, links),
+            Input::Close { key, asker } => self.on_close(now, key, asker, &mut effects),
             // Planted: the reconcile of the claim is the only one.
             Input::LeaseRestored if planted::is(Bug::P16) => {}
             Input::LeaseRestored => self.all_due(now.node, Reason::LeaseRestored),
             Input::Stored(key) => self.on_stored(now, key, &mut effects),
             Input::Tick => self.on_tick(now, &mut effects),
-            Input::Drain => self.draining = true,
+            Input::Drain => {
+                self.draining = true;
+                self.forget_waiting_wishes(NotNow::Draining, &mut effects);
+            }
         }
         self.use_room(now, &mut effects);
         self.begin_read(now, &mut effects);
@@ -677,9 +704,11 @@ impl Follower {
             let outcome = Outcome::Unknown("connection lost".into());
             self.on_answer(now, key, attempt, outcome, effects);
         }
+        self.forget_waiting_wishes(NotNow::NoSession, effects);
     }
 
     fn on_links(&mut self, now: Now, links: Vec<(LinkRules, Pairs)>) {
+        let mut changed = BTreeSet::new();
         for (mut rule, pairs) in links {
             if let Some(link) = self.links.get_mut(&rule.link) {
                 link.keep_untagged(&mut rule);
@@ -687,6 +716,7 @@ impl Follower {
             match self.links.get_mut(&rule.link) {
                 Some(link) if link.rules == rule => {}
                 Some(link) => {
+                    changed.insert(rule.link);
                     link.rules = rule;
                     link.set_due(now.node, Reason::Rules);
                 }
@@ -698,6 +728,11 @@ impl Follower {
                     }
                 }
             }
+        }
+        // What was decided by other rules is decided anew, and does not leave a paused link.
+        self.planned.retain(|key, _| !changed.contains(&key.link));
+        for (_, order) in self.on_their_way.iter_mut().filter(|(k, _)| changed.contains(&k.link)) {
+            order.overtaken = true;
         }
     }
 

@@ -8,7 +8,7 @@
 
 use super::store::{MinuteStore, ROWS_MAX};
 use super::{LOOK_EVERY, Look, Minute, Reason, Record, state_word};
-use crate::account::open_sessions::OpenSessions;
+use crate::account::asking::OpenSessions;
 use crate::causes::with_causes;
 use crate::clock::NodeClock;
 use crate::lease::LeaseState;

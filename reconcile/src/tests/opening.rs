@@ -1,6 +1,6 @@
 //! Opens: late ones, skipped ones, stops, pending orders, directions, symbols.
 
-use crate::action::{CloseCause, CopyStep, FoundBy, SkipReason, WaitReason};
+use crate::action::{CloseCause, CopyStep, FoundBy, Note, SkipReason, WaitReason};
 use crate::fixture::*;
 use crate::input::LinkMode;
 use crate::pair::Stops;
@@ -128,6 +128,47 @@ fn link_that_only_closes_opens_nothing_and_still_closes() {
     let scene = scene.clone().pair(scene.open_pair(90, 55)).follower_has(copy_position(55, 90));
     let close = CopyStep::CloseCopy { ticket: ft(55), cause: CloseCause::MasterClosed };
     assert_eq!(scene.steps(90), [close]);
+}
+
+#[test]
+fn paused_link_orders_nothing_and_refuses_nothing() {
+    let scene = Scene::new().master_has(master_position(101)).master_waits(master_pending(102));
+    let mut scene = scene.clone().pair(scene.open_pair(90, 55)).follower_has(copy_position(55, 90));
+    let actions = |scene: &Scene| scene.plan().actions.len();
+    assert_eq!(actions(&scene), 3, "an open, an order, a close");
+    scene.rules.paused = true;
+    let plan = scene.plan();
+    assert!(plan.actions.is_empty(), "{plan:?}");
+    let why = WaitReason::LinkPaused;
+    let waits = [90, 101, 102].map(|ticket| Note::Waiting { ticket: mt(ticket), why });
+    assert_eq!(plan.notes, waits);
+    for ticket in [90, 101, 102] {
+        let live = scene.live(ticket);
+        assert_eq!((live.action, live.waiting), (None, Some(why)), "{ticket}");
+    }
+    scene.rules.mode = LinkMode::CloseOnly;
+    assert!(scene.plan().actions.is_empty(), "no skip for good either");
+}
+
+#[test]
+fn paused_link_writes_down_what_ended_and_what_is_found() {
+    let scene = Scene::new().follower_has(copy_position(56, 102));
+    let mut scene = scene.clone().master_has(master_position(102)).pair(scene.open_pair(101, 55));
+    scene.rules.paused = true;
+    assert!(matches!(scene.steps(101)[..], [CopyStep::MarkClosed { .. }]));
+    assert!(matches!(scene.steps(102)[..], [CopyStep::AdoptCopy { .. }]));
+}
+
+#[test]
+fn paused_link_holds_no_plan_for_closes_that_it_does_not_make() {
+    let mut scene = Scene::new();
+    for n in 0..10 {
+        let pair = scene.open_pair(100 + n, 50 + n);
+        scene = scene.pair(pair).follower_has(copy_position(50 + n, 100 + n));
+    }
+    assert!(scene.plan().held.is_some());
+    scene.rules.paused = true;
+    assert!(scene.plan().held.is_none());
 }
 
 // Case 65.

@@ -176,6 +176,7 @@ fn rules() -> LinkRules {
         copy_from: Micros(0),
         sync_existing: true,
         mode: LinkMode::Copy,
+        paused: false,
         sizing: Sizing::Multiplier(Decimal::new(5, 1)),
         below_min: BelowMin::Skip,
         above_max: AboveMax::Clamp,

@@ -7,7 +7,8 @@
 use crate::broker::{NotSent, Outcome, SessionEvent, paper::event_of};
 use crate::clock::{ManualClock, NodeClock, NodeTime};
 use crate::follower::{
-    AccountRead, Attempt, Effect, Follower, FollowerSettings, Input, Now, Reason, Record, TicketKey,
+    AccountRead, Asker, Attempt, CloseAnswer, Effect, Follower, FollowerSettings, Input, Now,
+    Reason, Record, TicketKey,
 };
 use bus::{DoubtReason, FeedMessage, RequestReason};
 use paper::engine::{Effects, Engine, Terms};
@@ -93,6 +94,7 @@ pub(super) fn rules(id: u64, master: u64) -> LinkRules {
         copy_from: Micros(0),
         sync_existing: true,
         mode: LinkMode::Copy,
+        paused: false,
         sizing: Sizing::Multiplier(rust_decimal::Decimal::ONE),
         below_min: BelowMin::Skip,
         above_max: AboveMax::Clamp,
@@ -168,6 +170,8 @@ pub(super) struct World {
     pub(super) records: Vec<Record>,
     pub(super) plans: Vec<(Reason, Vec<&'static str>, bool, usize)>,
     pub(super) restless: usize,
+    /// What those were told who wanted a copy closed.
+    pub(super) close_answers: Vec<(Asker, CloseAnswer)>,
     /// Links whose broker was found to keep no tags.
     pub(super) untaggable: Vec<LinkId>,
     pub(super) permits: bool,
@@ -219,6 +223,7 @@ impl World {
             records: Vec::new(),
             plans: Vec::new(),
             restless: 0,
+            close_answers: Vec::new(),
             untaggable: Vec::new(),
             permits: true,
             session: false,
@@ -360,6 +365,7 @@ impl World {
                     self.plans.push((reason, steps, held, duplicates));
                 }
                 Effect::Restless(_) => self.restless += 1,
+                Effect::CloseAnswered { asker, answer } => self.close_answers.push((asker, answer)),
                 Effect::Untaggable(link) => self.untaggable.push(link),
             }
         }

@@ -357,6 +357,7 @@ fn rules(number: usize) -> LinkRules {
         copy_from: Micros(0),
         sync_existing: true,
         mode: LinkMode::Copy,
+        paused: false,
         sizing: Sizing::Multiplier(rust_decimal::Decimal::ONE),
         below_min: BelowMin::Skip,
         above_max: AboveMax::Clamp,

@@ -1,0 +1,137 @@
+use super::*;
+use crate::database;
+use std::time::Duration;
+
+/// A test that waits for longer than this has failed.
+const PATIENCE: Duration = Duration::from_secs(20);
+
+/// A database with one link from a master to a follower, and its URL.
+struct Linked {
+    url: String,
+    db: PgConnection,
+    master: AccountId,
+    follower: AccountId,
+    link: LinkId,
+}
+
+async fn linked() -> Linked {
+    let server = devstack::shared_postgres().await.unwrap();
+    let url = server.create_database("directory").await.unwrap();
+    let mut db = database::connect_migrated(&url, "test").await.unwrap();
+    let mut accounts = Vec::new();
+    for name in ["master", "follower"] {
+        let new = NewAccount {
+            name: name.into(),
+            platform: "paper".into(),
+            connection: serde_json::json!({}),
+            enabled: true,
+        };
+        accounts.push(add_account(&mut db, &new).await.unwrap());
+    }
+    let plain = NewLink::plain(accounts[0], accounts[1], Sizing::Multiplier(Decimal::ONE));
+    let link = add_link(&mut db, &plain).await.unwrap();
+    Linked { url, db, master: accounts[0], follower: accounts[1], link }
+}
+
+impl Linked {
+    async fn effective(&mut self) -> Mode {
+        list_links(&mut self.db).await.unwrap()[0].effective_mode
+    }
+}
+
+#[tokio::test]
+async fn the_strictest_of_fleet_master_follower_and_link_counts() {
+    let mut w = linked().await;
+    assert_eq!(w.effective().await, Mode::Copy);
+    for place in 0..4 {
+        for mode in [Mode::CloseOnly, Mode::Paused, Mode::Copy] {
+            let changed = match place {
+                0 => set_fleet_mode(&mut w.db, mode).await,
+                1 => set_account_mode(&mut w.db, w.master, mode).await,
+                2 => set_account_mode(&mut w.db, w.follower, mode).await,
+                _ => set_link_mode(&mut w.db, w.link, mode).await,
+            };
+            assert!(changed.unwrap());
+            assert_eq!(w.effective().await, mode, "place {place}");
+        }
+    }
+    set_fleet_mode(&mut w.db, Mode::CloseOnly).await.unwrap();
+    set_link_mode(&mut w.db, w.link, Mode::Paused).await.unwrap();
+    assert_eq!(w.effective().await, Mode::Paused);
+    assert_eq!(fleet_mode(&mut w.db).await.unwrap(), Mode::CloseOnly);
+    assert!(!set_fleet_mode(&mut w.db, Mode::CloseOnly).await.unwrap(), "it was so already");
+    let rules = load_links(&mut w.db, w.follower).await.unwrap().remove(0);
+    assert!(rules.paused);
+    assert_eq!(rules.mode, LinkMode::CloseOnly, "what it does when it is resumed");
+    set_link_mode(&mut w.db, w.link, Mode::Copy).await.unwrap();
+    set_fleet_mode(&mut w.db, Mode::Copy).await.unwrap();
+    let rules = load_links(&mut w.db, w.follower).await.unwrap().remove(0);
+    assert_eq!((rules.mode, rules.paused), (LinkMode::Copy, false));
+}
+
+#[tokio::test]
+async fn a_link_that_is_switched_off_counts_as_close_only_and_may_be_paused() {
+    let mut w = linked().await;
+    enable_link(&mut w.db, w.link, false).await.unwrap();
+    assert_eq!(w.effective().await, Mode::CloseOnly);
+    set_link_mode(&mut w.db, w.link, Mode::Paused).await.unwrap();
+    assert_eq!(w.effective().await, Mode::Paused);
+}
+
+#[tokio::test]
+async fn a_mode_moves_no_copy_from_and_switching_on_does() {
+    let mut w = linked().await;
+    let before = list_links(&mut w.db).await.unwrap()[0].copy_from.clone();
+    for mode in [Mode::Paused, Mode::Copy] {
+        set_link_mode(&mut w.db, w.link, mode).await.unwrap();
+    }
+    assert_eq!(list_links(&mut w.db).await.unwrap()[0].copy_from, before);
+    enable_link(&mut w.db, w.link, false).await.unwrap();
+    enable_link(&mut w.db, w.link, true).await.unwrap();
+    assert_ne!(list_links(&mut w.db).await.unwrap()[0].copy_from, before);
+}
+
+#[tokio::test]
+async fn every_change_of_a_mode_is_announced_and_nothing_else_of_an_account() {
+    let mut w = linked().await;
+    let mut heard = database::listen(&w.url, "links", "lockstep_links").await.unwrap();
+    // A renewal: it must announce nothing, or every cycle of every node would.
+    sqlx::query("update trading_accounts set lease_until = now(), lease_token = lease_token + 1")
+        .execute(&mut w.db)
+        .await
+        .unwrap();
+    set_account_mode(&mut w.db, w.master, Mode::Copy).await.unwrap();
+    set_link_mode(&mut w.db, w.link, Mode::Paused).await.unwrap();
+    set_account_mode(&mut w.db, w.master, Mode::CloseOnly).await.unwrap();
+    set_fleet_mode(&mut w.db, Mode::Paused).await.unwrap();
+    let mut payloads = Vec::new();
+    for _ in 0..3 {
+        let next = tokio::time::timeout(PATIENCE, heard.recv()).await.expect("an announcement");
+        payloads.push(next.unwrap().payload().to_owned());
+    }
+    let of_link = w.follower.to_string();
+    assert_eq!(payloads, [of_link.as_str(), "trading_accounts", "fleet_mode"]);
+}
+
+#[tokio::test]
+async fn a_fleet_whose_row_is_gone_is_an_error_and_not_copy() {
+    let mut w = linked().await;
+    sqlx::query("delete from fleet_mode").execute(&mut w.db).await.unwrap();
+    let error = load_links(&mut w.db, w.follower).await.unwrap_err().to_string();
+    assert!(error.contains("fleet_mode"), "{error}");
+    assert!(fleet_mode(&mut w.db).await.is_err());
+}
+
+#[tokio::test]
+async fn what_is_not_there_has_no_mode() {
+    let mut w = linked().await;
+    let (account, link) = (AccountId::new(999).unwrap(), LinkId::new(999).unwrap());
+    let error = set_account_mode(&mut w.db, account, Mode::Paused).await.unwrap_err();
+    assert!(matches!(error, DirectoryError::NoAccount(_)));
+    let error = set_link_mode(&mut w.db, link, Mode::Paused).await.unwrap_err();
+    assert!(matches!(error, DirectoryError::NoLink(_)));
+    assert_eq!(
+        "stop".parse::<Mode>().unwrap_err().to_string(),
+        "must be copy, close_only or paused, got \"stop\""
+    );
+}
