@@ -18,5 +18,6 @@ pub mod lease;
 pub mod metrics;
 pub mod notes;
 pub mod player;
+pub mod roles;
 pub mod stamps;
 pub mod writer;

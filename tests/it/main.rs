@@ -18,6 +18,7 @@ mod letting_go;
 mod publishing;
 mod racing;
 mod restart;
+mod roles;
 mod takeover;
 mod untaggable;
 mod why;
