@@ -19,6 +19,7 @@ pub mod metrics;
 pub mod notes;
 pub mod open_files;
 pub mod player;
+pub mod roles;
 pub mod stamps;
 pub mod story;
 pub mod uptime;

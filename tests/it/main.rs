@@ -19,6 +19,7 @@ mod modes;
 mod publishing;
 mod racing;
 mod restart;
+mod roles;
 mod takeover;
 mod untaggable;
 mod why;

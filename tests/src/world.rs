@@ -66,6 +66,12 @@ pub async fn until<T>(what: &str, limit: Duration, mut look: impl AsyncFnMut() -
     }
 }
 
+/// The URL of a database for another role.
+pub fn url_as(url: &str, role: &str) -> String {
+    let (_, place) = url.rsplit_once('@').unwrap();
+    format!("postgres://{role}@{place}")
+}
+
 /// The servers of the bus.
 #[derive(Debug)]
 pub enum Bus {

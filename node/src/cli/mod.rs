@@ -12,6 +12,7 @@ pub mod node;
 pub mod paper;
 pub mod paper_ctl;
 pub mod publish;
+pub mod roles;
 pub mod status;
 pub mod table;
 pub mod why;
@@ -41,6 +42,8 @@ enum Verb {
     Link(link::LinkArgs),
     /// Make the configuration of a NATS cluster that knows who may say what, and its users.
     Nats(nats::NatsArgs),
+    /// Make database roles with no more rights than their work needs.
+    Roles(roles::RolesArgs),
     /// Who owns what, right now.
     Status(status::StatusArgs),
     /// Why a trade was copied, or was not: its story on one link.
@@ -111,6 +114,7 @@ pub fn main() -> ExitCode {
         Verb::Account(args) => account::run(args),
         Verb::Link(args) => link::run(args),
         Verb::Nats(args) => nats::run(args),
+        Verb::Roles(args) => roles::run(args),
         Verb::Status(args) => status::run(args),
         Verb::Why(args) => why::run(args),
         Verb::Demo(args) => demo::run(args),
