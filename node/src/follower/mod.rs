@@ -27,9 +27,9 @@
 //!    cannot wait (L6).
 //! 10. A pair is written down when its order has left, and never before: an order that was not
 //!     sent leaves no trace that a later owner would wait for.
-//! 11. Nothing leaves for a paused link, but what a person closes by hand. Its feed, its copies and its rows are followed all the same,
-//!     and a reconcile repairs when it is not paused any more: what the master closed is closed, what
-//!     it opened is late and judged as such.
+//! 11. Nothing leaves for a paused link, but what a person closes by hand. Its feed, its copies and
+//!     its rows are followed all the same, and a reconcile repairs when it is not paused any more: what
+//!     the master closed is closed, what it opened is late and judged as such.
 //!
 //! Not covered: an MT4 copy that is partly closed by hand before any answer named it keeps no
 //! tag, so its pair waits for a person. The permit, the socket and the rows are the shell's:

@@ -582,7 +582,7 @@ impl Follower {
 
     /// Nothing leaves for any of its links.
     pub fn is_paused(&self) -> bool {
-        self.links.values().all(|link| link.rules.paused)
+        !self.links.is_empty() && self.links.values().all(|link| link.rules.paused)
     }
 
     /// Masters whose state is in doubt.
