@@ -15,6 +15,7 @@ mod identities;
 mod isolation;
 mod leading;
 mod letting_go;
+mod operating;
 mod publishing;
 mod racing;
 mod restart;

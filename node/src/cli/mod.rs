@@ -1,22 +1,28 @@
 //! The command line: one file a verb family, no decisions.
 //!
-//! Every list prints as a table, or with `--json` as one JSON array. Errors go to
-//! stderr. Exit codes: 0 done, 1 the answer is no (a check failed), 2 wrong usage,
-//! 3 something needed is not there (database, bus, broker, file).
+//! A verb answers with a table or a sentence, or with `--json` with one JSON value. Errors go to
+//! stderr. Exit codes: 0 done, or nobody reads the answer any more; 1 the answer is no (a check
+//! failed); 2 wrong usage; 3 something needed is not there (database, bus, broker, node, file).
 
 pub mod account;
+pub mod completions;
+pub mod config;
 pub mod demo;
 pub mod link;
+pub mod migrate;
 pub mod nats;
 pub mod node;
+pub mod out;
 pub mod paper;
 pub mod paper_ctl;
 pub mod publish;
+mod settings;
 pub mod status;
 pub mod table;
 pub mod why;
 
 use clap::{Parser, Subcommand};
+use std::io::Write;
 use std::process::ExitCode;
 
 /// Copies trades of master accounts onto follower accounts: every trade, at once, exactly once.
@@ -45,6 +51,12 @@ enum Verb {
     Status(status::StatusArgs),
     /// Why a trade was copied, or was not: its story on one link.
     Why(why::WhyArgs),
+    /// Check or show the settings of a node.
+    Config(config::ConfigArgs),
+    /// Bring the schema of the database up to date, or say how it stands.
+    Migrate(migrate::MigrateArgs),
+    /// Print what a shell needs to complete the words of this program.
+    Completions(completions::CompletionsArgs),
     /// The whole thing on this machine: servers, nodes, a master, followers, and a node killed in the middle.
     Demo(demo::DemoArgs),
 }
@@ -66,6 +78,9 @@ pub enum CliError {
         /// What went wrong.
         source: Box<dyn std::error::Error + Send + Sync>,
     },
+    /// Whoever read the answer is gone: no failure, and nothing more to say.
+    #[error("nobody reads the answer any more")]
+    NobodyReads,
 }
 
 impl CliError {
@@ -79,6 +94,7 @@ impl CliError {
 
     fn exit_code(&self) -> ExitCode {
         ExitCode::from(match self {
+            CliError::NobodyReads => 0,
             CliError::No(_) => 1,
             CliError::Usage(_) => 2,
             CliError::Missing { .. } => 3,
@@ -99,10 +115,6 @@ impl From<std::io::Error> for CliError {
 }
 
 /// Runs the verb that the arguments name.
-#[allow(
-    clippy::print_stderr,
-    reason = "the one place where an error reaches the person at the shell"
-)]
 pub fn main() -> ExitCode {
     let done = match Cli::parse().verb {
         Verb::Node(args) => node::run(args),
@@ -113,12 +125,19 @@ pub fn main() -> ExitCode {
         Verb::Nats(args) => nats::run(args),
         Verb::Status(args) => status::run(args),
         Verb::Why(args) => why::run(args),
+        Verb::Config(args) => config::run(args),
+        Verb::Migrate(args) => migrate::run(args),
+        Verb::Completions(args) => completions::run(args),
         Verb::Demo(args) => demo::run(args),
     };
     match done {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {
-            eprintln!("lockstep: {}", crate::causes::with_causes(&error));
+            if !matches!(error, CliError::NobodyReads) {
+                let text = format!("lockstep: {}\n", crate::causes::with_causes(&error));
+                // Where nobody hears it, the exit code is left.
+                let _unheard = std::io::stderr().write_all(text.as_bytes());
+            }
             error.exit_code()
         }
     }

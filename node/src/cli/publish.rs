@@ -1,6 +1,6 @@
 //! `lockstep publish`: plays a recorded account history as a master.
 
-use super::{CliError, block_on};
+use super::{CliError, block_on, out};
 use crate::clock::NodeClock;
 use crate::config::{SecretUrl, holds_certificate};
 use crate::history::{self, History, Step};
@@ -76,29 +76,28 @@ pub(super) fn load(path: &std::path::Path) -> Result<History, CliError> {
 pub fn run(args: PublishArgs) -> Result<(), CliError> {
     let history = load(&args.history)?;
     let steps = history::timeline(&history);
-    describe(&history, &steps, args.speed);
+    describe(&history, &steps, args.speed)?;
     let Some(account) = args.account.filter(|_| !args.dry_run) else { return Ok(()) };
     super::node::start_log("warn,lockstep=info")?;
     block_on(play(&args, account, &steps))?
 }
 
-#[allow(clippy::print_stdout, reason = "a verb answers on stdout")]
-fn describe(history: &History, steps: &[Step], speed: f64) {
+fn describe(history: &History, steps: &[Step], speed: f64) -> Result<(), CliError> {
     let length = player::schedule(steps, speed).last().copied().unwrap_or_default();
-    println!(
+    out::line(format_args!(
         "{}: {} trades, {} pending orders, {} steps, {:.0} s at speed {speed}",
         history.source.file,
         history.trades.len(),
         history.pendings.len(),
         steps.len(),
         length.as_secs_f64()
-    );
+    ))?;
     for sentence in &history.unsaid {
-        println!("not in the file: {sentence}");
+        out::line(format_args!("not in the file: {sentence}"))?;
     }
+    Ok(())
 }
 
-#[allow(clippy::print_stdout, reason = "a verb answers on stdout")]
 async fn play(args: &PublishArgs, account: AccountId, steps: &[Step]) -> Result<(), CliError> {
     let name = format!("publish-{account}");
     let urls = args.nats.clone().unwrap_or_else(|| {
@@ -162,7 +161,7 @@ async fn play(args: &PublishArgs, account: AccountId, steps: &[Step]) -> Result<
         stopped = tokio::signal::ctrl_c() => stopped?,
     }
     if !args.once {
-        println!("played; still answering snapshot requests, Ctrl-C ends it");
+        out::line("played; still answering snapshot requests, Ctrl-C ends it")?;
         tokio::signal::ctrl_c().await?;
     }
     publisher.close(Duration::from_secs(2)).await;

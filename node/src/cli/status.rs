@@ -1,12 +1,11 @@
 //! `lockstep status`: who owns what right now, and what was copied lately.
 
 use super::table::{or_dash, render};
-use super::{CliError, DatabaseArg, block_on};
+use super::{CliError, DatabaseArg, block_on, out};
 use crate::directory;
 use clap::Args;
 use serde::Serialize;
 use sqlx::{PgConnection, Row};
-use std::io::Write;
 
 /// Arguments of `lockstep status`.
 #[derive(Debug, Args)]
@@ -231,15 +230,10 @@ pub fn run(args: StatusArgs) -> Result<(), CliError> {
         let mut db = args.database.connect().await?;
         Ok::<_, CliError>(read(&mut db).await?)
     })??;
-    let mut out = std::io::stdout().lock();
     if args.json {
-        let text = serde_json::to_string_pretty(&status).map_err(std::io::Error::other)?;
-        writeln!(out, "{text}")?;
-    } else {
-        writeln!(out, "{}", as_text(&status))?;
-        writeln!(out, "{}", details(&status))?;
+        return out::json(&status);
     }
-    Ok(())
+    out::line(format_args!("{}\n{}", as_text(&status), details(&status)))
 }
 
 /// What does not work, and why things were not copied; nothing if there is nothing.
