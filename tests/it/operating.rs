@@ -3,19 +3,20 @@
 use devstack::shared_postgres;
 use lockstep_tests::binary;
 use lockstep_tests::world::{CliOutput, run_lockstep};
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::process::Stdio;
 use tokio::io::AsyncReadExt;
 
-/// An empty database.
+/// An empty database, and a folder for files.
 struct Desk {
     url: String,
+    folder: tempfile::TempDir,
 }
 
 impl Desk {
     async fn new(name: &str) -> Desk {
         let url = shared_postgres().await.unwrap().create_database(name).await.unwrap();
-        Desk { url }
+        Desk { url, folder: tempfile::tempdir().unwrap() }
     }
 
     async fn cli(&self, arguments: &[&str]) -> CliOutput {
@@ -26,6 +27,12 @@ impl Desk {
         let output = self.cli(arguments).await;
         assert_eq!(output.code, Some(0), "{arguments:?}: {output:?}");
         output.stdout
+    }
+
+    fn file(&self, name: &str, text: &str) -> PathBuf {
+        let path = self.folder.path().join(name);
+        std::fs::write(&path, text).unwrap();
+        path
     }
 }
 
@@ -144,3 +151,105 @@ async fn migrations_are_listed_applied_and_compared() {
     }
 }
 
+const FILE: &str = r#"
+[[account]]
+name = "boss"
+platform = "external"
+
+[[account]]
+name = "one"
+address = "127.0.0.1:4100"
+
+[[account]]
+name = "two"
+address = "127.0.0.1:4100"
+disabled = true
+
+[[link]]
+master = "boss"
+follower = "one"
+value = 0.5
+magic = 4711
+symbol = { GOLD = "XAUUSD" }
+
+[[link]]
+master = "one"
+follower = "two"
+"#;
+
+#[tokio::test]
+async fn a_file_is_applied_as_a_whole_and_a_second_time_changes_nothing() {
+    let desk = Desk::new("operating-apply").await;
+    let file = desk.file("accounts.toml", FILE);
+    let apply = |rest: &[&'static str]| -> Vec<String> {
+        let head = ["apply".to_owned(), "-f".to_owned(), text(&file).to_owned()];
+        head.into_iter().chain(rest.iter().map(|word| (*word).to_owned())).collect()
+    };
+    let run = async |rest: &[&'static str]| {
+        let words = apply(rest);
+        desk.cli(&words.iter().map(String::as_str).collect::<Vec<_>>()).await
+    };
+    let dry = run(&["--dry-run", "--json"]).await.json();
+    assert_eq!((&dry["applied"], dry["changes"].as_array().unwrap().len()), (&false.into(), 5));
+    assert_eq!(desk.cli(&["account", "list", "--json"]).await.json().as_array().unwrap().len(), 0);
+    assert_eq!(run(&[]).await.code, Some(0));
+    let links = desk.cli(&["link", "list", "--json"]).await.json();
+    assert_eq!(links[0]["magic"], 4711);
+    assert_eq!(links[0]["sizing_value"], "0.5");
+    assert_eq!(links[0]["options"][0], "--symbol GOLD=XAUUSD");
+    assert_eq!(links[1]["master"], "one");
+    let again = run(&["--json", "--prune"]).await.json();
+    assert_eq!(again["changes"].as_array().unwrap().len(), 0, "{again}");
+
+    // What else is there stays, is told, and goes only when asked for.
+    desk.done(&["account", "add", "three", "--address", "127.0.0.1:4101"]).await;
+    desk.done(&["link", "add", "boss", "three"]).await;
+    let said = run(&[]).await.stdout;
+    assert!(said.contains("link boss → three") && said.contains("account three"), "{said}");
+    let pruned = run(&["--prune"]).await.stdout;
+    assert!(pruned.contains("removed") && pruned.contains("2 changes applied"), "{pruned}");
+    assert_eq!(desk.cli(&["link", "list", "--json"]).await.json().as_array().unwrap().len(), 2);
+    assert_eq!(desk.cli(&["account", "list", "--json"]).await.json()[3]["enabled"], false);
+
+    // A changed rule, and what a person has changed meanwhile.
+    std::fs::write(&file, FILE.replace("value = 0.5", "value = 2")).unwrap();
+    desk.done(&["link", "disable", "2"]).await;
+    let said = run(&[]).await.stdout;
+    assert!(said.contains("value: 0.5 → 2") && said.contains("disabled: true → false"), "{said}");
+    assert!(run(&[]).await.stdout.contains("nothing to change"));
+}
+
+#[tokio::test]
+async fn a_file_with_faults_changes_nothing_and_tells_them_all_with_their_places() {
+    let desk = Desk::new("operating-apply-faults").await;
+    desk.done(&["account", "add", "old", "--address", "127.0.0.1:4100"]).await;
+    let link = |master: &str, follower: &str, rest: &str| {
+        format!("[[link]]\nmaster = \"{master}\"\nfollower = \"{follower}\"\n{rest}\n")
+    };
+    let account = |name: &str, rest: &str| format!("[[account]]\nname = \"{name}\"\n{rest}\n");
+    let login = |login: u32| format!("address = \"127.0.0.1:4100\"\nlogin = {login}");
+    let cases = [
+        (link("one", "boss", ""), "26:1", "only publishes"),
+        (link("two", "one", ""), "26:1", "two → one → two"),
+        (account("one", "platform = \"external\""), "26:1", "line 7 has it already"),
+        (link("two", "one", "magic = 4711"), "26:1", "magic 4711"),
+        (link("boss", "two", "valu = 3"), "28:1", "valu"),
+        (link("boss", "two", "value = -3"), "28:1", "-3"),
+        (account("new", &login(1)), "26:1", "account \"old\" has the same address"),
+        // Only the database knows which number an account gets, and with it its login.
+        (account("new", &login(3)), "26:1", "same address"),
+    ];
+    for (more, place, what) in &cases {
+        let file = desk.file("faults.toml", &format!("{FILE}{more}"));
+        let output = desk.cli(&["apply", "-f", text(&file)]).await;
+        assert_eq!(output.code, Some(2), "{more}: {output:?}");
+        let place = format!("faults.toml:{place}: ");
+        let told = output.stderr.lines().find(|line| line.contains(&place) && line.contains(what));
+        assert!(told.is_some(), "{more}: {place}{what}: {output:?}");
+    }
+    let both = format!("{FILE}{}{}", cases[4].0, cases[5].0);
+    let output = desk.cli(&["apply", "-f", text(&desk.file("both.toml", &both))]).await;
+    assert!(output.stderr.contains("2 faults"), "{output:?}");
+    assert_eq!(desk.cli(&["account", "list", "--json"]).await.json().as_array().unwrap().len(), 1);
+    assert_eq!(desk.cli(&["apply", "-f", "/no/such/file"]).await.code, Some(3));
+}

@@ -126,6 +126,28 @@ impl AddArgs {
     }
 }
 
+/// The words of a link's rules and what each is: what two links are compared and shown by.
+pub(super) fn words(link: &NewLink) -> Vec<(&'static str, String)> {
+    let (sizing, value) = directory::sizing_columns(&link.sizing);
+    let symbols: Vec<String> =
+        link.symbol_map.iter().map(|(master, follower)| format!("{master}={follower}")).collect();
+    vec![
+        ("disabled", (!link.enabled).to_string()),
+        ("sizing", sizing.to_owned()),
+        ("value", value.normalize().to_string()),
+        ("below-min", link.below_min_word().replace('_', "-")),
+        ("above-max", link.above_max_word().to_owned()),
+        ("slippage-points", link.slippage_points.to_string()),
+        ("align-contract", link.align_contract.to_string()),
+        ("no-stops", (!link.copy_stops).to_string()),
+        ("no-pendings", (!link.copy_pendings).to_string()),
+        ("reverse", link.reverse.to_string()),
+        ("sync-existing", link.sync_existing.to_string()),
+        ("symbol", symbols.join(" ")),
+        ("symbol-suffix", link.symbol_suffix.clone()),
+    ]
+}
+
 #[derive(Debug, Clone, Copy, ValueEnum)]
 #[value(rename_all = "snake_case")]
 enum SizingWord {

@@ -5,6 +5,7 @@
 //! failed); 2 wrong usage; 3 something needed is not there (database, bus, broker, node, file).
 
 pub mod account;
+pub mod apply;
 pub mod completions;
 pub mod config;
 pub mod demo;
@@ -45,6 +46,8 @@ enum Verb {
     Account(account::AccountArgs),
     /// Add, list and switch links from a master to a follower.
     Link(link::LinkArgs),
+    /// Make accounts and links what a file declares.
+    Apply(apply::ApplyArgs),
     /// Make the configuration of a NATS cluster that knows who may say what, and its users.
     Nats(nats::NatsArgs),
     /// Who owns what, right now.
@@ -122,6 +125,7 @@ pub fn main() -> ExitCode {
         Verb::Paper(args) => paper::run(*args),
         Verb::Account(args) => account::run(args),
         Verb::Link(args) => link::run(args),
+        Verb::Apply(args) => apply::run(args),
         Verb::Nats(args) => nats::run(args),
         Verb::Status(args) => status::run(args),
         Verb::Why(args) => why::run(args),
