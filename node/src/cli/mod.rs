@@ -16,6 +16,7 @@ pub mod node;
 pub mod out;
 pub mod paper;
 pub mod paper_ctl;
+pub mod pause;
 pub mod publish;
 mod settings;
 pub mod status;
@@ -52,6 +53,12 @@ enum Verb {
     Nats(nats::NatsArgs),
     /// Who owns what, right now.
     Status(status::StatusArgs),
+    /// Stop copying on a link or on all links of an account.
+    Pause(pause::PauseArgs),
+    /// Copy again on a link, on all links of an account, or everywhere.
+    Resume(pause::ResumeArgs),
+    /// Stop copying everywhere.
+    KillSwitch(pause::KillSwitchArgs),
     /// Why a trade was copied, or was not: its story on one link.
     Why(why::WhyArgs),
     /// Check or show the settings of a node.
@@ -128,6 +135,9 @@ pub fn main() -> ExitCode {
         Verb::Apply(args) => apply::run(args),
         Verb::Nats(args) => nats::run(args),
         Verb::Status(args) => status::run(args),
+        Verb::Pause(args) => pause::pause(args),
+        Verb::Resume(args) => pause::resume(args),
+        Verb::KillSwitch(args) => pause::kill_switch(args),
         Verb::Why(args) => why::run(args),
         Verb::Config(args) => config::run(args),
         Verb::Migrate(args) => migrate::run(args),
