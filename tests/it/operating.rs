@@ -2,7 +2,11 @@
 
 use devstack::shared_postgres;
 use lockstep_tests::binary;
-use lockstep_tests::world::{CliOutput, run_lockstep};
+use lockstep_tests::master::Master;
+use lockstep_tests::oracle::{State, assert_clean};
+use lockstep_tests::world::{CliOutput, SOON, World, run_lockstep, until};
+use paper::protocol::{AccountDecl, Style};
+use schemas::{AccountId, LinkId};
 use std::path::{Path, PathBuf};
 use std::process::Stdio;
 use tokio::io::AsyncReadExt;
@@ -252,4 +256,92 @@ async fn a_file_with_faults_changes_nothing_and_tells_them_all_with_their_places
     assert!(output.stderr.contains("2 faults"), "{output:?}");
     assert_eq!(desk.cli(&["account", "list", "--json"]).await.json().as_array().unwrap().len(), 1);
     assert_eq!(desk.cli(&["apply", "-f", "/no/such/file"]).await.code, Some(3));
+}
+
+#[tokio::test]
+async fn an_operator_applies_looks_pauses_and_resumes_while_nodes_run() {
+    let mut world = World::start("operating-live").await;
+    let _node = world.node("a").start();
+    let folder = tempfile::tempdir().unwrap();
+    let file = folder.path().join("accounts.toml");
+    let declared = |disabled: bool| {
+        format!(
+            "[[account]]\nname = \"boss\"\nplatform = \"external\"\n[[account]]\nname = \"one\"\n\
+             address = \"{}\"\n[[link]]\nmaster = \"boss\"\nfollower = \"one\"\ndisabled = {disabled}\n",
+            world.paper_addr
+        )
+    };
+    std::fs::write(&file, declared(false)).unwrap();
+    let (boss, one) = (AccountId::new(1).unwrap(), AccountId::new(2).unwrap());
+    world.driver.declare_accounts(vec![AccountDecl::new(one, Style::Mt5)]).await.unwrap();
+    done(&world, &["apply", "-f", text(&file)]).await;
+    let mut master = Master::start(vec![world.bus.url(0)], boss).await;
+    let link = LinkId::new(1).unwrap();
+    let multiplier = rust_decimal::Decimal::ONE;
+    world.links.push(lockstep_tests::oracle::Link { link, follower: one, multiplier });
+    world.until_copying().await;
+    master.open_many(3, "0.50");
+    world.until_equal(SOON, |_| State::of_book(&master.book)).await;
+
+    let nats = world.bus.url(0);
+    let diff = async || world.cli(&["positions", "one", "--diff", "--json", "--nats", &nats]).await;
+    until("rows and master agree", SOON, async || {
+        let output = diff().await;
+        let is_whole = |output: &CliOutput| {
+            let positions = output.json()[0]["positions"].as_array().unwrap().clone();
+            positions.len() == 3 && positions.iter().all(|row| row["difference"] == "none")
+        };
+        (output.code == Some(0) && is_whole(&output)).then_some(())
+    })
+    .await;
+    let events = world.cli(&["events", "tail", "--link", "1", "--json"]).await.json();
+    let opened = events.as_array().unwrap().iter().filter(|event| event["action"] == "open_copy");
+    assert_eq!(opened.count(), 3, "{events}");
+
+    // What is paused is not copied, and the difference says so.
+    let said = done(&world, &["pause", "1", "--close-only"]).await;
+    assert!(said.contains("close_only"), "{said}");
+    let links = world.cli(&["link", "list", "--json"]).await.json();
+    assert_eq!(links[0]["effective_mode"], "close_only");
+    done(&world, &["resume", "1"]).await;
+    let refused = world.cli(&["kill-switch"]).await;
+    assert_eq!(refused.code, Some(2), "{refused:?}");
+    assert!(
+        refused.stderr.contains("1 of 1 links") && refused.stderr.contains("--yes"),
+        "{refused:?}"
+    );
+    let stopped = world.cli(&["kill-switch", "--yes", "--json"]).await.json();
+    assert_eq!((&stopped["mode"], &stopped["links_not_copying"]), (&"paused".into(), &1.into()));
+    done(&world, &["resume", "--all"]).await;
+    assert_eq!(world.cli(&["pause", "nobody"]).await.code, Some(2));
+    assert_eq!(world.cli(&["resume"]).await.code, Some(2));
+
+    // A change of the file reaches the node that runs: the link opens nothing more.
+    std::fs::write(&file, declared(true)).unwrap();
+    done(&world, &["apply", "-f", text(&file)]).await;
+    until("opens are not copied any more", SOON, async || {
+        let probe = master.open("0.10");
+        let skip = world.cli(&["why", "1", &probe.to_string(), "--json"]).await;
+        skip.stdout.contains("close_only").then_some(())
+    })
+    .await;
+
+    // A master that does not answer is unknown, and nothing is taken for extra.
+    drop(master);
+    until("the master is unknown", SOON, async || {
+        let output = diff().await;
+        (output.code == Some(3) && output.json()[0]["master_state"]["state"] == "unknown")
+            .then_some(())
+    })
+    .await;
+    let output = diff().await;
+    let positions = output.json()[0]["positions"].as_array().unwrap().clone();
+    assert!(positions.iter().all(|row| row["difference"] == "unknown"), "{output:?}");
+    assert_clean(&world.ledger().await);
+}
+
+async fn done(world: &World, arguments: &[&str]) -> String {
+    let output = world.cli(arguments).await;
+    assert_eq!(output.code, Some(0), "{arguments:?}: {output:?}");
+    output.stdout
 }

@@ -9,14 +9,17 @@ pub mod apply;
 pub mod completions;
 pub mod config;
 pub mod demo;
+pub mod events;
 pub mod link;
 pub mod migrate;
 pub mod nats;
 pub mod node;
+mod on_bus;
 pub mod out;
 pub mod paper;
 pub mod paper_ctl;
 pub mod pause;
+pub mod positions;
 pub mod publish;
 mod settings;
 pub mod status;
@@ -53,6 +56,10 @@ enum Verb {
     Nats(nats::NatsArgs),
     /// Who owns what, right now.
     Status(status::StatusArgs),
+    /// The open copies of each link, and how they differ from their master's trades.
+    Positions(positions::PositionsArgs),
+    /// What was copied, skipped or failed, as it is written down.
+    Events(events::EventsArgs),
     /// Stop copying on a link or on all links of an account.
     Pause(pause::PauseArgs),
     /// Copy again on a link, on all links of an account, or everywhere.
@@ -135,6 +142,8 @@ pub fn main() -> ExitCode {
         Verb::Apply(args) => apply::run(args),
         Verb::Nats(args) => nats::run(args),
         Verb::Status(args) => status::run(args),
+        Verb::Positions(args) => positions::run(args),
+        Verb::Events(args) => events::run(args),
         Verb::Pause(args) => pause::pause(args),
         Verb::Resume(args) => pause::resume(args),
         Verb::KillSwitch(args) => pause::kill_switch(args),
