@@ -4,6 +4,7 @@
 
 #![allow(clippy::unwrap_used, reason = "tests")]
 
+mod asking;
 mod blocking;
 mod broker;
 mod bus;

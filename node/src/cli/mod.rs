@@ -6,10 +6,12 @@
 
 pub mod account;
 pub mod apply;
+mod ask;
 pub mod completions;
 pub mod config;
 pub mod demo;
 pub mod events;
+pub mod lease;
 pub mod link;
 pub mod migrate;
 pub mod nats;
@@ -21,6 +23,7 @@ pub mod paper_ctl;
 pub mod pause;
 pub mod positions;
 pub mod publish;
+pub mod reconcile;
 mod settings;
 pub mod status;
 pub mod table;
@@ -60,6 +63,10 @@ enum Verb {
     Positions(positions::PositionsArgs),
     /// What was copied, skipped or failed, as it is written down.
     Events(events::EventsArgs),
+    /// Have the owner compare a follower with its masters now, or say what that would do.
+    Reconcile(reconcile::ReconcileArgs),
+    /// Who owns which account, and handing one over to another node.
+    Lease(lease::LeaseArgs),
     /// Stop copying on a link or on all links of an account.
     Pause(pause::PauseArgs),
     /// Copy again on a link, on all links of an account, or everywhere.
@@ -144,6 +151,8 @@ pub fn main() -> ExitCode {
         Verb::Status(args) => status::run(args),
         Verb::Positions(args) => positions::run(args),
         Verb::Events(args) => events::run(args),
+        Verb::Reconcile(args) => reconcile::run(args),
+        Verb::Lease(args) => lease::run(args),
         Verb::Pause(args) => pause::pause(args),
         Verb::Resume(args) => pause::resume(args),
         Verb::KillSwitch(args) => pause::kill_switch(args),

@@ -6,9 +6,9 @@
 
 use super::{CliError, block_on, out};
 use crate::account::asking::OpenSessions;
-use crate::account::link_changes;
 use crate::account::manager::Manager;
 use crate::account::session::NodeContext;
+use crate::account::{control, link_changes};
 use crate::broker::executor::Executor;
 use crate::clock::NodeClock;
 use crate::config::{BlockingThreads, NodeConfig, ProcessVars};
@@ -29,7 +29,7 @@ use std::sync::Arc;
 use std::time::Duration;
 use tokio::runtime::{Builder, Runtime};
 use tokio::signal::unix::{SignalKind, signal};
-use tokio::sync::watch;
+use tokio::sync::{mpsc, watch};
 
 /// Connections for reading accounts, links and epochs.
 const DIRECTORY_CONNECTIONS_MAX: u32 = 4;
@@ -211,7 +211,9 @@ fn run_on(
     let (links_raised, links) = watch::channel(0);
     slow.spawn(link_changes::listen(url, links_raised));
     let (stop, stopping) = watch::channel(false);
-    let manager = Manager::new(context, lease.commands(), lease.state(), links);
+    let (asked, asks) = mpsc::channel(control::ASKS_MAX);
+    slow.spawn(control::listen(Arc::clone(&context), asked));
+    let manager = Manager::new(context, lease.commands(), lease.state(), links, asks);
     let managed = slow.spawn(manager.run(stopping, DRAIN_LIMIT));
     slow.block_on(async {
         wait_for_stop().await?;

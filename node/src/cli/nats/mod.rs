@@ -85,6 +85,9 @@ struct UserArgs {
     /// A user that only listens.
     #[arg(long = "monitor", value_name = "NAME", value_parser = user_name)]
     monitors: Vec<String>,
+    /// A user for a person: asks the nodes for a comparison or a hand-over, and hears their answers.
+    #[arg(long = "operator", value_name = "NAME", value_parser = user_name)]
+    operators: Vec<String>,
     #[command(flatten)]
     database: DatabaseArg,
 }
@@ -119,6 +122,7 @@ impl UserArgs {
             users.push((name, bus::Role::Publisher(BTreeSet::from_iter(masters))));
         }
         users.extend(named(self.monitors, bus::Role::Monitor));
+        users.extend(named(self.operators, bus::Role::Operator));
         Ok(users)
     }
 }
@@ -159,7 +163,9 @@ pub fn run(args: NatsArgs) -> Result<(), CliError> {
             let mut cluster = read(&folder)?;
             let users = users.users()?;
             if users.is_empty() {
-                return Err(CliError::Usage("give --node, --publisher or --monitor".to_owned()));
+                return Err(CliError::Usage(
+                    "give --node, --publisher, --monitor or --operator".to_owned(),
+                ));
             }
             add_users(&folder, &mut cluster, users)?;
             out::line(RELOAD)
@@ -287,7 +293,9 @@ fn add_users(
 
 /// To a server without any user everybody may say everything.
 fn no_users() -> CliError {
-    CliError::Usage("a cluster needs a user: --node, --publisher or --monitor".to_owned())
+    CliError::Usage(
+        "a cluster needs a user: --node, --publisher, --monitor or --operator".to_owned(),
+    )
 }
 
 fn check_names(cluster: &Cluster, users: &[(String, bus::Role)]) -> Result<(), CliError> {
