@@ -1,10 +1,14 @@
-//! What an operator asks of nodes that run.
+//! What an operator asks of nodes that run, and of the machine before there are any.
 
+use lockstep_tests::binary;
 use lockstep_tests::master::Master;
 use lockstep_tests::oracle::{State, assert_clean};
 use lockstep_tests::world::{CliOutput, SOON, TAKEOVER, World, run_lockstep, until};
 use paper::protocol::Style;
 use schemas::MasterTicket;
+use std::os::unix::fs::PermissionsExt;
+use std::process::Stdio;
+use tokio::io::{AsyncBufReadExt, AsyncReadExt, BufReader};
 
 /// Runs `lockstep` with this world's database and bus.
 async fn operator(world: &World, arguments: &[&str]) -> CliOutput {
@@ -96,4 +100,106 @@ async fn an_account_is_handed_over_by_its_owner_when_there_is_another_one() {
     master.open_many(2, "0.50");
     let ledger = world.until_equal(SOON, |_| State::of_book(&master.book)).await;
     assert_clean(&ledger);
+}
+
+#[tokio::test]
+async fn the_doctor_tells_what_works_and_how_to_mend_what_does_not() {
+    let world = World::start("asking-doctor").await;
+    let well = operator(&world, &["doctor", "--json"]).await;
+    assert_eq!(well.code, Some(0), "{well:?}");
+    let checks = well.json();
+    let outcome = |name: &str| {
+        let all = checks.as_array().unwrap();
+        let found = all.iter().find(|check| check["check"] == name);
+        found.unwrap_or_else(|| panic!("{name}: {checks}"))["outcome"].as_str().unwrap().to_owned()
+    };
+    for name in [
+        "settings",
+        "postgres",
+        "postgres pooler",
+        "postgres primary",
+        "postgres schema",
+        "postgres rights",
+        "clocks",
+        "nats",
+        "nats permissions",
+        "nats payload",
+    ] {
+        assert_eq!(outcome(name), "ok", "{name}: {checks}");
+    }
+    assert_eq!(
+        (outcome("state folder").as_str(), outcome("nats cluster").as_str()),
+        ("warn", "warn")
+    );
+
+    let folder = tempfile::tempdir().unwrap();
+    let file = folder.path().join("bad.env");
+    let bad = "LOCKSTEP_DATABASE_URL='postgres://lockstep:hunter2@127.0.0.1:1/x'\n\
+               LOCKSTEP_NATS_URLS='nats://u:hunter2@127.0.0.1:1'\nLOCKSTEP_FENSE='15s'\n";
+    std::fs::write(&file, bad).unwrap();
+    let ill = operator(&world, &["doctor", "--settings", file.to_str().unwrap()]).await;
+    assert_eq!(ill.code, Some(1), "{ill:?}");
+    for word in ["LOCKSTEP_FENSE", "127.0.0.1:1", "not connected", "→", "FAIL"] {
+        assert!(ill.stdout.contains(word), "{word}: {ill:?}");
+    }
+    assert!(ill.stderr.contains("3 checks failed"), "{ill:?}");
+    assert!(!format!("{ill:?}").contains("hunter2"), "{ill:?}");
+}
+
+#[tokio::test]
+async fn init_writes_a_file_that_nobody_else_reads_and_never_over_another_one() {
+    let world = World::start("asking-init").await;
+    let folder = tempfile::tempdir().unwrap();
+    let file = folder.path().join("node.env");
+    let shown = file.to_str().unwrap();
+    let state = folder.path().join("state");
+    let arguments = ["init", "--file", shown, "--state-folder", state.to_str().unwrap()];
+    // Nobody is asked without a terminal.
+    let unsaid = run_lockstep(&arguments, &[]).await;
+    assert_eq!(unsaid.code, Some(2), "{unsaid:?}");
+    assert!(unsaid.stderr.contains("LOCKSTEP_DATABASE_URL") && !file.exists(), "{unsaid:?}");
+    let made = operator(&world, &arguments).await;
+    assert_eq!(made.code, Some(0), "{made:?}");
+    assert!(
+        made.stdout.contains("lockstep node") && made.stdout.contains("postgres schema"),
+        "{made:?}"
+    );
+    assert_eq!(file.metadata().unwrap().permissions().mode() & 0o777, 0o600);
+    let written = std::fs::read_to_string(&file).unwrap();
+    assert!(
+        written.contains(&format!("LOCKSTEP_DATABASE_URL='{}'", world.database_url)),
+        "{written}"
+    );
+    let valid = run_lockstep(&["config", "check", "--settings", shown], &[]).await;
+    assert_eq!(valid.code, Some(0), "{valid:?}");
+
+    let again = operator(&world, &arguments).await;
+    assert_eq!(again.code, Some(2), "{again:?}");
+    assert_eq!(std::fs::read_to_string(&file).unwrap(), written);
+    let other = folder.path().join("other.env");
+    let wrong = ["init", "--no-doctor", "--file", other.to_str().unwrap(), "--nats", "elsewhere"];
+    let wrong = operator(&world, &wrong).await;
+    assert_eq!(wrong.code, Some(2), "{wrong:?}");
+    assert!(wrong.stderr.contains("LOCKSTEP_NATS_URLS") && !other.exists(), "{wrong:?}");
+}
+
+#[tokio::test]
+async fn a_watched_status_goes_on_without_a_terminal_until_its_reader_is_gone() {
+    let world = World::start("asking-watch").await;
+    let mut command = tokio::process::Command::new(binary::lockstep());
+    let command =
+        command.args(["status", "--watch"]).env("LOCKSTEP_DATABASE_URL", &world.database_url);
+    let command = command.stdout(Stdio::piped()).stderr(Stdio::piped()).kill_on_drop(true);
+    let mut child = command.spawn().unwrap();
+    let mut lines = BufReader::new(child.stdout.take().unwrap()).lines();
+    let mut pictures = 0;
+    while pictures < 2 {
+        let line = tokio::time::timeout(SOON, lines.next_line()).await.unwrap().unwrap().unwrap();
+        assert!(!line.contains('\u{1b}'), "{line:?}");
+        pictures += usize::from(line.starts_with("accounts:"));
+    }
+    drop(lines);
+    let mut complaint = String::new();
+    child.stderr.take().unwrap().read_to_string(&mut complaint).await.unwrap();
+    assert_eq!((child.wait().await.unwrap().code(), complaint.as_str()), (Some(0), ""));
 }

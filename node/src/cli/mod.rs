@@ -10,7 +10,9 @@ mod ask;
 pub mod completions;
 pub mod config;
 pub mod demo;
+pub mod doctor;
 pub mod events;
+pub mod init;
 pub mod lease;
 pub mod link;
 pub mod migrate;
@@ -27,6 +29,7 @@ pub mod reconcile;
 mod settings;
 pub mod status;
 pub mod table;
+mod watch;
 pub mod why;
 
 use clap::{Parser, Subcommand};
@@ -43,6 +46,10 @@ pub struct Cli {
 
 #[derive(Debug, Subcommand)]
 enum Verb {
+    /// Write a file of settings, by questions or flags, and check it.
+    Init(init::InitArgs),
+    /// Check database, bus, clocks, rights and settings, and say how to mend what is wrong.
+    Doctor(doctor::DoctorArgs),
     /// Run a node: lease accounts, publish masters, copy to followers.
     Node(node::NodeArgs),
     /// Play a recorded account history as a master.
@@ -141,6 +148,8 @@ impl From<std::io::Error> for CliError {
 /// Runs the verb that the arguments name.
 pub fn main() -> ExitCode {
     let done = match Cli::parse().verb {
+        Verb::Init(args) => init::run(args),
+        Verb::Doctor(args) => doctor::run(args),
         Verb::Node(args) => node::run(args),
         Verb::Publish(args) => publish::run(args),
         Verb::Paper(args) => paper::run(*args),

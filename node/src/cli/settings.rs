@@ -28,6 +28,12 @@ impl SettingsArg {
         let from = self.settings.as_ref().map(|path| path.display().to_string());
         Ok(Sourced { file, from: from.unwrap_or_default() })
     }
+
+    /// The variables with those of a file that is not written yet.
+    pub(super) fn of_text(from: &str, text: &str) -> Result<Sourced, CliError> {
+        let file = parse(text).map_err(|faults| told(from, &faults))?;
+        Ok(Sourced { file, from: from.to_owned() })
+    }
 }
 
 /// Variables of a file, and behind them those of the process.
@@ -70,11 +76,18 @@ fn read_file(path: &Path) -> Result<BTreeMap<String, String>, CliError> {
     let shown = path.display();
     let text = std::fs::read_to_string(path)
         .map_err(|error| CliError::missing(format!("--settings {shown}"), error))?;
-    parse(&text).map_err(|faults| {
-        let faults: Vec<String> =
-            faults.iter().map(|(line, what)| format!("{shown}:{line}: {what}")).collect();
-        CliError::Usage(faults.join("\n"))
-    })
+    parse(&text).map_err(|faults| told(&shown.to_string(), &faults))
+}
+
+fn told(from: &str, faults: &[(usize, String)]) -> CliError {
+    let faults: Vec<String> =
+        faults.iter().map(|(line, what)| format!("{from}:{line}: {what}")).collect();
+    CliError::Usage(faults.join("\n"))
+}
+
+/// Why a value cannot stand between quotes in a file that shells and systemd read.
+pub(super) fn unwritable(value: &str) -> Option<&'static str> {
+    value.contains(['\'', '\n', '\\']).then_some("must be text without quotes and backslashes")
 }
 
 /// Variables of a text, or the lines that are none.

@@ -1,6 +1,7 @@
 //! `lockstep status`: who owns what right now, and what was copied lately.
 
 use super::table::{or_dash, render};
+use super::watch::watch;
 use super::{CliError, DatabaseArg, block_on, out};
 use crate::directory;
 use clap::Args;
@@ -15,6 +16,9 @@ pub struct StatusArgs {
     /// Print JSON.
     #[arg(long)]
     json: bool,
+    /// Show it anew every second, until q or Ctrl-C.
+    #[arg(long, conflicts_with = "json")]
+    watch: bool,
 }
 
 /// Everything `lockstep status` says.
@@ -226,14 +230,15 @@ async fn reasons(db: &mut PgConnection) -> Result<Vec<ReasonCount>, sqlx::Error>
 
 /// Runs `lockstep status`.
 pub fn run(args: StatusArgs) -> Result<(), CliError> {
-    let status = block_on(async {
+    block_on(async {
         let mut db = args.database.connect().await?;
-        Ok::<_, CliError>(read(&mut db).await?)
-    })??;
-    if args.json {
-        return out::json(&status);
-    }
-    out::line(format_args!("{}\n{}", as_text(&status), details(&status)))
+        let text = |status: &Status| format!("{}\n{}", as_text(status), details(status));
+        if args.watch {
+            return watch(async || Ok(text(&read(&mut db).await?))).await;
+        }
+        let status = read(&mut db).await?;
+        if args.json { out::json(&status) } else { out::line(text(&status)) }
+    })?
 }
 
 /// What does not work, and why things were not copied; nothing if there is nothing.
