@@ -10,6 +10,8 @@
 //! 2. Nobody publishes into another user's inbox, and no leave comes with a message (NATS'
 //!    `allow_responses`): who may send one to himself could name any subject for the answer.
 //! 3. A monitor says nothing, and stands in for nobody who would be asked.
+//! 4. An operator asks the owners of accounts and hears what they answer to it; it hears no trade, says
+//!    nothing in a master's name, and cannot speak of databases.
 //!
 //! Not covered: a node trades for every master and is trusted with all of them.
 
@@ -29,6 +31,8 @@ pub enum Role {
     Publisher(BTreeSet<AccountId>),
     /// Listens, and says nothing.
     Monitor,
+    /// Asks the owners of accounts for something, and hears their answers to it alone.
+    Operator,
 }
 
 /// Subjects that a user may use; everything else is denied.
@@ -65,6 +69,15 @@ impl Role {
                 publish: Vec::new(),
                 subscribe: vec![format!("{PREFIX}.master.>"), format!("{PREFIX}.control.>")],
             },
+            // Not all of control: with a database's timeline nodes can be stopped. Where its answers go
+            // it speaks as well, to prove that it hears.
+            Role::Operator => {
+                let answers = subject::control_replies(user);
+                Subjects {
+                    publish: vec![subject::control_accounts(), answers.clone()],
+                    subscribe: vec![answers],
+                }
+            }
         }
     }
 }
@@ -106,6 +119,14 @@ mod tests {
     #[test]
     fn a_monitor_says_nothing() {
         assert!(Role::Monitor.subjects("eve").publish.is_empty());
+    }
+
+    #[test]
+    fn an_operator_asks_owners_and_hears_its_own_answers() {
+        let Subjects { publish, subscribe } = Role::Operator.subjects("olga");
+        let answers = "lockstep-reply.v1.control.olga.>";
+        assert_eq!(publish, ["lockstep.v1.control.account.*", answers]);
+        assert_eq!(subscribe, [answers]);
     }
 
     #[test]

@@ -45,10 +45,7 @@ const ECHO: &[u8] = b"echo";
 /// Proves that the server knows every subscription made on this connection so far.
 ///
 /// Output: the inbox, still subscribed: the echo came back on it.
-pub(crate) async fn prove_subscriptions(
-    client: &Client,
-    inbox: &str,
-) -> Result<Subscriber, BusError> {
+pub async fn prove_subscriptions(client: &Client, inbox: &str) -> Result<Subscriber, BusError> {
     let echo = async {
         let mut replies = client.subscribe(inbox.to_owned()).await.map_err(|_| BusError::Closed)?;
         client
@@ -71,7 +68,7 @@ pub(crate) async fn prove_subscriptions(
 /// Asks for the snapshot of a master that is at least of epoch `heard`.
 ///
 /// Errors: each means "unknown": the caller keeps what it has and asks again later.
-pub(crate) async fn request(
+pub async fn request(
     client: &Client,
     master: AccountId,
     heard: Option<Epoch>,

@@ -169,6 +169,8 @@ pub struct NewLink {
     pub follower: AccountId,
     /// The number that marks its orders.
     pub magic: Option<Magic>,
+    /// Opens are copied.
+    pub enabled: bool,
     /// How volumes are computed.
     pub sizing: Sizing,
     /// What to do below the smallest volume.
@@ -200,6 +202,7 @@ impl NewLink {
             master,
             follower,
             magic: None,
+            enabled: true,
             sizing,
             below_min: BelowMin::Skip,
             above_max: AboveMax::Clamp,
@@ -211,6 +214,22 @@ impl NewLink {
             sync_existing: false,
             symbol_map: BTreeMap::new(),
             symbol_suffix: String::new(),
+        }
+    }
+
+    /// The word of the column.
+    pub fn below_min_word(&self) -> &'static str {
+        match self.below_min {
+            BelowMin::Skip => "skip",
+            BelowMin::UseMin => "use_min",
+        }
+    }
+
+    /// The word of the column.
+    pub fn above_max_word(&self) -> &'static str {
+        match self.above_max {
+            AboveMax::Skip => "skip",
+            AboveMax::Clamp => "clamp",
         }
     }
 }
@@ -350,23 +369,17 @@ pub async fn add_link(db: &mut PgConnection, new: &NewLink) -> Result<LinkId, Di
     let (sizing, value) = sizing_columns(&new.sizing);
     let row = sqlx::query(
         "insert into copy_links (master_id, follower_id, magic, sizing, sizing_value, below_min, above_max, \
-         align_contract, slippage_points, copy_stops, copy_pendings, reverse, sync_existing, symbol_map, symbol_suffix) \
+         align_contract, slippage_points, copy_stops, copy_pendings, reverse, sync_existing, symbol_map, symbol_suffix, enabled) \
          values ($1, $2, coalesce($3, (select coalesce(max(magic), 7000) + 1 from copy_links where follower_id = $2)), \
-         $4, $5, $6, $7, $8, $9, $10, $11, $12, $13, $14, $15) returning id",
+         $4, $5, $6, $7, $8, $9, $10, $11, $12, $13, $14, $15, $16) returning id",
     )
     .bind(new.master.as_i64())
     .bind(new.follower.as_i64())
     .bind(new.magic.map(|m| m.get() as i32))
     .bind(sizing)
     .bind(value)
-    .bind(match new.below_min {
-        BelowMin::Skip => "skip",
-        BelowMin::UseMin => "use_min",
-    })
-    .bind(match new.above_max {
-        AboveMax::Skip => "skip",
-        AboveMax::Clamp => "clamp",
-    })
+    .bind(new.below_min_word())
+    .bind(new.above_max_word())
     .bind(new.align_contract)
     .bind(i32::try_from(new.slippage_points).unwrap_or(i32::MAX))
     .bind(new.copy_stops)
@@ -375,12 +388,14 @@ pub async fn add_link(db: &mut PgConnection, new: &NewLink) -> Result<LinkId, Di
     .bind(new.sync_existing)
     .bind(Json(&new.symbol_map))
     .bind(&new.symbol_suffix)
+    .bind(new.enabled)
     .fetch_one(db)
     .await?;
     checked("copy_links", 0, "id", LinkId::from_i64(row.get("id")))
 }
 
-fn sizing_columns(sizing: &Sizing) -> (&'static str, Decimal) {
+/// The two columns of a sizing.
+pub(crate) fn sizing_columns(sizing: &Sizing) -> (&'static str, Decimal) {
     match sizing {
         Sizing::Multiplier(value) => ("multiplier", *value),
         Sizing::FixedLots(lots) => ("fixed_lots", lots.get()),

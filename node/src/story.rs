@@ -10,6 +10,7 @@ use crate::writer::EventOutcome;
 use reconcile::{CloseCause, EndedHow, FailReason, FoundBy, SkipReason};
 use schemas::{LinkId, MasterTicket, RejectClass};
 use serde::Serialize;
+use sqlx::postgres::PgRow;
 use sqlx::{PgConnection, Row};
 
 /// Events that are read at most; a trade has some ten.
@@ -108,38 +109,19 @@ pub async fn read(
         reason: row.get("reason"),
     })
     .collect();
-    let events: Vec<EventTold> = sqlx::query(
-        "select to_char(at at time zone 'UTC', 'YYYY-MM-DD HH24:MI:SS.MS') as at, node_id, lease_token,
-             action, outcome, reason, follower_ticket, lots::text as lots, price::text as price,
-             own_time_us, broker_time_us
-         from copy_events where link_id = $1 and master_ticket = $2
-         order by copy_events.at, written_at limit $3",
-    )
-    .bind(link.as_i64())
-    .bind(ticket.as_i64())
-    .bind(EVENTS_MAX)
-    .fetch_all(&mut *db)
-    .await?
-    .iter()
-    .map(|row| {
-        let event = EventTold {
-            at: row.get("at"),
-            node: row.get("node_id"),
-            lease_token: row.get("lease_token"),
-            action: row.get("action"),
-            outcome: row.get("outcome"),
-            reason: row.get("reason"),
-            says: String::new(),
-            follower_ticket: row.get("follower_ticket"),
-            lots: row.get("lots"),
-            price: row.get("price"),
-            own_time_us: row.get("own_time_us"),
-            broker_time_us: row.get("broker_time_us"),
-        };
-        let told = says(&event.action, &event.outcome, event.reason.as_deref());
-        EventTold { says: told, ..event }
-    })
-    .collect();
+    let query = format!(
+        "select {EVENT_COLUMNS} from copy_events e where e.link_id = $1 and e.master_ticket = $2
+         order by e.at, e.written_at limit $3"
+    );
+    let events: Vec<EventTold> = sqlx::query(sqlx::AssertSqlSafe(query))
+        .bind(link.as_i64())
+        .bind(ticket.as_i64())
+        .bind(EVENTS_MAX)
+        .fetch_all(&mut *db)
+        .await?
+        .iter()
+        .map(event_told)
+        .collect();
     let verdict = verdict(&pairs, &events);
     Ok(Some(Story {
         link: link.as_i64(),
@@ -151,6 +133,32 @@ pub async fn read(
         pairs,
         events,
     }))
+}
+
+/// What [`event_told`] reads of a row `e` of `copy_events`.
+pub(crate) const EVENT_COLUMNS: &str =
+    "to_char(e.at at time zone 'UTC', 'YYYY-MM-DD HH24:MI:SS.MS') as at, e.node_id, e.lease_token,
+     e.action, e.outcome, e.reason, e.follower_ticket, e.lots::text as lots, e.price::text as price,
+     e.own_time_us, e.broker_time_us";
+
+/// An event of a row that has [`EVENT_COLUMNS`].
+pub(crate) fn event_told(row: &PgRow) -> EventTold {
+    let event = EventTold {
+        at: row.get("at"),
+        node: row.get("node_id"),
+        lease_token: row.get("lease_token"),
+        action: row.get("action"),
+        outcome: row.get("outcome"),
+        reason: row.get("reason"),
+        says: String::new(),
+        follower_ticket: row.get("follower_ticket"),
+        lots: row.get("lots"),
+        price: row.get("price"),
+        own_time_us: row.get("own_time_us"),
+        broker_time_us: row.get("broker_time_us"),
+    };
+    let told = says(&event.action, &event.outcome, event.reason.as_deref());
+    EventTold { says: told, ..event }
 }
 
 /// How a trade stands.

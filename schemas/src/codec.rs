@@ -11,6 +11,7 @@
 //! 3. What is encoded here decodes to an equal value.
 
 use crate::book::{Book, Digest};
+use crate::control::{ControlReply, ControlRequest};
 use crate::event::{Beacon, Change, CloseReason, TradeEvent};
 use crate::ids::{AccountId, Epoch, Micros, Seq};
 use crate::position::{Funds, MasterPending, MasterPosition};
@@ -291,6 +292,26 @@ pub fn decode_snapshot_request(bytes: &[u8]) -> Result<SnapshotRequest, DecodeEr
     from_versioned(bytes)
 }
 
+/// Encodes a request to the owner of an account.
+pub fn encode_control_request(request: &ControlRequest) -> Vec<u8> {
+    to_named(request)
+}
+
+/// Decodes a request to the owner of an account.
+pub fn decode_control_request(bytes: &[u8]) -> Result<ControlRequest, DecodeError> {
+    from_versioned(bytes)
+}
+
+/// Encodes the answer of an owner.
+pub fn encode_control_reply(reply: &ControlReply) -> Vec<u8> {
+    to_named(reply)
+}
+
+/// Decodes the answer of an owner.
+pub fn decode_control_reply(bytes: &[u8]) -> Result<ControlReply, DecodeError> {
+    from_versioned(bytes)
+}
+
 /// Encodes a snapshot as its pages.
 pub fn encode_snapshot(snapshot: &MasterSnapshot) -> Vec<Vec<u8>> {
     let digest = snapshot.book.digest();
@@ -414,6 +435,18 @@ impl Versioned for WireBeacon {
 }
 
 impl Versioned for SnapshotRequest {
+    fn version(&self) -> u8 {
+        self.v
+    }
+}
+
+impl Versioned for ControlRequest {
+    fn version(&self) -> u8 {
+        self.v
+    }
+}
+
+impl Versioned for ControlReply {
     fn version(&self) -> u8 {
         self.v
     }

@@ -5,6 +5,9 @@
 //! and say in the commit why old publishers still work.
 
 use crate::codec::{self, EVENT_KINDS};
+use crate::control::{
+    ControlReply, ControlRequest, ControlVerb, LinkPlan, PlannedStep, PlannedWait,
+};
 use crate::{
     AccountId, Beacon, Book, Change, CloseReason, Epoch, Funds, MasterPending, MasterPosition,
     MasterSnapshot, MasterTicket, Micros, PendingKind, Seq, Side, Symbol, TradeEvent,
@@ -118,6 +121,54 @@ pub(crate) fn events() -> Vec<TradeEvent> {
         .collect()
 }
 
+fn control_request() -> ControlRequest {
+    ControlRequest {
+        v: codec::VERSION,
+        account: account(),
+        verb: ControlVerb::Reconcile,
+        link: Some(crate::LinkId::new(3).unwrap()),
+    }
+}
+
+fn control_reply() -> ControlReply {
+    let step = PlannedStep {
+        ticket: position().ticket,
+        step: "open_copy".into(),
+        copy: None,
+        symbol: Some(position().symbol),
+        side: Some(Side::Buy),
+        lots: Some(position().lots),
+        reason: None,
+    };
+    let close = PlannedStep {
+        ticket: pending().ticket,
+        step: "close_copy".into(),
+        copy: Some(crate::FollowerTicket::new(77).unwrap()),
+        symbol: None,
+        side: None,
+        lots: None,
+        reason: Some("master_closed".into()),
+    };
+    let plan = LinkPlan {
+        link: crate::LinkId::new(3).unwrap(),
+        unknown: None,
+        epoch: Some(snapshot().epoch),
+        seq: Some(snapshot().seq),
+        at_us: AT,
+        held: false,
+        steps: vec![step, close],
+        left_out: 0,
+        waiting: vec![PlannedWait { ticket: pending().ticket, why: "answer_due".into() }],
+    };
+    let node = crate::NodeId::new("paper-host-1a2b3c4d").unwrap();
+    ControlReply { v: codec::VERSION, account: account(), node, refused: None, plans: vec![plan] }
+}
+
+fn control_refusal() -> ControlReply {
+    let refused = Some("its session at the broker is not open".to_owned());
+    ControlReply { refused, plans: Vec::new(), ..control_reply() }
+}
+
 fn messages() -> Vec<(String, Vec<u8>)> {
     let mut messages: Vec<(String, Vec<u8>)> = events()
         .iter()
@@ -127,6 +178,11 @@ fn messages() -> Vec<(String, Vec<u8>)> {
     messages.push(("v1.snapshot_request".into(), codec::encode_snapshot_request(account(), None)));
     let above = codec::encode_snapshot_request(account(), Some(snapshot().epoch));
     messages.push(("v1.snapshot_request_heard".into(), above));
+    let request = codec::encode_control_request(&control_request());
+    messages.push(("v1.control_request".into(), request));
+    messages.push(("v1.control_reply".into(), codec::encode_control_reply(&control_reply())));
+    let refusal = codec::encode_control_reply(&control_refusal());
+    messages.push(("v1.control_reply_refused".into(), refusal));
     messages.push(("v1.snapshot_page".into(), codec::encode_snapshot(&snapshot()).remove(0)));
     messages
 }
@@ -170,6 +226,12 @@ fn every_golden_file_decodes_to_the_message_it_was_made_from() {
     assert_eq!((request.account, request.heard), (account(), None));
     let request = codec::decode_snapshot_request(&read("v1.snapshot_request_heard")).unwrap();
     assert_eq!((request.account, request.heard), (account(), Some(snapshot().epoch)));
+    let request = codec::decode_control_request(&read("v1.control_request")).unwrap();
+    assert_eq!(request, control_request());
+    let reply = codec::decode_control_reply(&read("v1.control_reply")).unwrap();
+    assert_eq!(reply, control_reply());
+    let reply = codec::decode_control_reply(&read("v1.control_reply_refused")).unwrap();
+    assert_eq!(reply, control_refusal());
     let page = codec::decode_snapshot_page(&read("v1.snapshot_page")).unwrap();
     let joined = codec::SnapshotPages::default().take(page).unwrap();
     assert_eq!(joined, Some(snapshot()));

@@ -13,6 +13,7 @@
 pub mod book;
 pub mod codec;
 pub mod command;
+pub mod control;
 pub mod event;
 pub mod ids;
 pub mod planted;

@@ -48,6 +48,41 @@ pub fn timeline(database: u64) -> String {
     format!("{PREFIX}.control.timeline.{database}")
 }
 
+/// Where the owner of an account is asked for something.
+pub fn control_account(account: AccountId) -> String {
+    format!("{PREFIX}.control.account.{account}")
+}
+
+/// Every request to the owners of accounts.
+pub fn control_accounts() -> String {
+    format!("{PREFIX}.control.account.*")
+}
+
+/// The account whose owner a request is for; nothing if the subject is none of a request.
+pub fn controlled(subject: &str) -> Option<AccountId> {
+    let token = subject.strip_prefix(PREFIX)?.strip_prefix(".control.account.")?;
+    canonical_account(token)
+}
+
+/// What the subjects of owners' answers start with; no account has such a number.
+const CONTROL_REPLY_PREFIX: &str = "lockstep-reply.v1.control";
+
+/// Where one who asks an owner wants the answer. `unique` is one or more tokens; the first is the
+/// name of the user of the bus, where there are users.
+pub fn control_reply(unique: &str) -> String {
+    format!("{CONTROL_REPLY_PREFIX}.{unique}")
+}
+
+/// Every answer of an owner to this user.
+pub fn control_replies(user: &str) -> String {
+    format!("{CONTROL_REPLY_PREFIX}.{user}.>")
+}
+
+/// Whether an owner may send an answer there: anywhere else it would be a message of its own.
+pub fn is_control_reply(subject: &str) -> bool {
+    subject.strip_prefix(CONTROL_REPLY_PREFIX).is_some_and(|rest| rest.starts_with('.'))
+}
+
 /// What a subject of the bus is about.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Subject {

@@ -252,6 +252,68 @@ async fn a_monitor_hears_trades_and_says_nothing() {
 }
 
 #[tokio::test]
+async fn an_operator_asks_owners_and_neither_hears_trades_nor_speaks_of_them() {
+    let mut world = World::start("identities-operator").await;
+    let master = world.add_external_account("master").await;
+    let follower = world.add_paper_account("one", paper::protocol::Style::Mt5).await;
+    world.add_link(master, follower, 1).await;
+    let publisher = format!("--publisher=alice={master}");
+    // One server, which handles what one connection says in its order.
+    let users = ["--node=node-1", "--operator=olga", "--operator=otto", &publisher];
+    let bus = Secured::start_with(1, &users).await;
+    let node = bus
+        .settings("node-1")
+        .iter()
+        .fold(world.node("a"), |node, (name, value)| node.setting(name, value));
+    let _node = node.start();
+    let _master = Master::start_on(bus.client("alice").await, master);
+    world.until_copying().await;
+    let ask = async |user: &str| {
+        let settings = bus.settings(user);
+        let mut variables = vec![("LOCKSTEP_DATABASE_URL", world.database_url.as_str())];
+        variables.extend(settings.iter().map(|(name, value)| (name.as_str(), value.as_str())));
+        run_lockstep(&["reconcile", "one", "--dry-run"], &variables).await
+    };
+    assert_eq!(ask("olga").await.code, Some(0));
+    assert_eq!(ask("node-1").await.code, Some(0));
+    // Who is no operator gets no answer.
+    assert_eq!(ask("alice").await.code, Some(3));
+
+    let (olga, node) = (bus.client("olga").await, bus.client("node-1").await);
+    let mut all = node.subscribe("lockstep.v1.>").await.unwrap();
+    let mut overheard = olga.subscribe(subject::control_replies("otto")).await.unwrap();
+    let mut trades = olga.subscribe("lockstep.v1.master.>").await.unwrap();
+    let own = subject::control_reply("olga.x");
+    let mut echoes = olga.subscribe(own.clone()).await.unwrap();
+    let denied = [
+        subject::event(master),
+        subject::beacon(master),
+        subject::snapshot(master),
+        subject::timeline(1),
+        subject::reply(master, "x"),
+        subject::control_reply("otto.x"),
+    ];
+    for subject in denied.iter().cloned().chain([own]) {
+        olga.publish(subject, "from olga".into()).await.unwrap();
+    }
+    tokio::time::timeout(SOON, echoes.next()).await.unwrap().unwrap();
+    // The server heard what was denied before that, and this after it.
+    node.publish(subject::timeline(1), "from the node".into()).await.unwrap();
+    node.publish(subject::control_reply("otto.x"), "from the node".into()).await.unwrap();
+    loop {
+        let message = tokio::time::timeout(SOON, all.next()).await.unwrap().unwrap();
+        assert_ne!(message.payload, "from olga", "{}", message.subject);
+        if message.payload == "from the node" {
+            break;
+        }
+    }
+    for quiet in [&mut overheard, &mut trades] {
+        let said = futures_util::FutureExt::now_or_never(quiet.next());
+        assert!(said.flatten().is_none(), "olga hears what is not hers");
+    }
+}
+
+#[tokio::test]
 async fn a_stranger_gets_no_connection() {
     let bus = Secured::start(&["--node=node-1"]).await;
     let settings = bus.settings("node-1");

@@ -4,6 +4,7 @@
 
 #![allow(clippy::unwrap_used, reason = "tests")]
 
+mod asking;
 mod blocking;
 mod broker;
 mod bus;
@@ -16,6 +17,7 @@ mod isolation;
 mod leading;
 mod letting_go;
 mod modes;
+mod operating;
 mod publishing;
 mod racing;
 mod restart;

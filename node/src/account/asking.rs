@@ -1,7 +1,7 @@
 //! The sessions that are open: how many there are, and for those who want something of one.
 //!
-//! Does: counts them; carries the wish to close a copy to the session of its account, and the answer
-//! back.
+//! Does: counts them; carries the wish to close a copy, or to compare the account with its masters, to
+//! the session of the account, and the answer back.
 //!
 //! Invariants:
 //! 1. A session is found here exactly as long as it works on a connection to its broker: a wish
@@ -11,6 +11,7 @@
 //!
 //! Not covered: whether an order may be sent; that is the gate's, when the order leaves.
 
+use super::control::Ask;
 use super::metrics::names;
 use crate::follower::{CloseAnswer, TicketKey};
 use parking_lot::Mutex;
@@ -22,11 +23,13 @@ use tokio::sync::{mpsc, oneshot};
 /// Wishes that may wait for one session.
 pub const WISHES_MAX: usize = 64;
 
-/// Somebody wants a copy closed.
+/// What somebody wants of a session.
 #[derive(Debug)]
-pub(super) struct Wish {
-    pub(super) key: TicketKey,
-    pub(super) answer: oneshot::Sender<CloseAnswer>,
+pub(super) enum Wish {
+    /// The copy of one (link, master ticket) closed.
+    Close { key: TicketKey, answer: oneshot::Sender<CloseAnswer> },
+    /// The account compared, or what that would come to.
+    Compare(Ask),
 }
 
 /// Why a session could not be asked.
@@ -65,13 +68,20 @@ impl OpenSessions {
         account: AccountId,
         key: TicketKey,
     ) -> Result<oneshot::Receiver<CloseAnswer>, NotAsked> {
-        let session = self.open.lock().get(&account).cloned().ok_or(NotAsked::NoSession)?;
         let (answer, answered) = oneshot::channel();
-        session.try_send(Wish { key, answer }).map_err(|error| match error {
-            mpsc::error::TrySendError::Full(_) => NotAsked::Full,
-            mpsc::error::TrySendError::Closed(_) => NotAsked::NoSession,
-        })?;
+        self.ask(account, Wish::Close { key, answer }).map_err(|(reason, _)| reason)?;
         Ok(answered)
+    }
+
+    /// Asks the session of an account; the wish comes back where it cannot be asked.
+    pub(super) fn ask(&self, account: AccountId, wish: Wish) -> Result<(), (NotAsked, Wish)> {
+        let Some(session) = self.open.lock().get(&account).cloned() else {
+            return Err((NotAsked::NoSession, wish));
+        };
+        session.try_send(wish).map_err(|error| match error {
+            mpsc::error::TrySendError::Full(wish) => (NotAsked::Full, wish),
+            mpsc::error::TrySendError::Closed(wish) => (NotAsked::NoSession, wish),
+        })
     }
 
     /// From now on the session of this account is open, until the guard is dropped.
@@ -112,7 +122,8 @@ mod tests {
         let (entered, mut wishes) = sessions.enter(AccountId::MIN);
         let answered = ask().unwrap();
         let wish = wishes.recv().await.unwrap();
-        wish.answer.send(CloseAnswer::NoSuchCopy).unwrap();
+        let Wish::Close { answer, .. } = wish else { panic!("{wish:?}") };
+        answer.send(CloseAnswer::NoSuchCopy).unwrap();
         assert_eq!(answered.await.unwrap(), CloseAnswer::NoSuchCopy);
         let unanswered = ask().unwrap();
         drop((entered, wishes));

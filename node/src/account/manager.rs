@@ -14,11 +14,14 @@
 //! 5. A node far above its share gives accounts away one by one, only such as have no order on
 //!    their way, and stops when they come back (H22).
 
+use super::asking::Wish;
+use super::control::Ask;
 use super::metrics::names;
 use super::session::{self, Control, Ended, Gained, NodeContext, Wanted};
 use crate::lease::share::Balance;
 use crate::lease::{LeaseState, TenureKey, task::LeaseCommands};
 use schemas::AccountId;
+use schemas::control::ControlVerb;
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -70,6 +73,8 @@ pub struct Manager {
     begun: BTreeMap<AccountId, TenureKey>,
     ends: mpsc::Sender<(TenureKey, Ended)>,
     ended: mpsc::Receiver<(TenureKey, Ended)>,
+    /// What operators ask of the owners of accounts.
+    asks: mpsc::Receiver<Ask>,
 }
 
 impl std::fmt::Debug for Manager {
@@ -79,12 +84,13 @@ impl std::fmt::Debug for Manager {
 }
 
 impl Manager {
-    /// No session yet. `links` is raised whenever a link changed.
+    /// No session yet. `links` is raised whenever a link changed; `asks` is what operators want.
     pub fn new(
         context: Arc<NodeContext>,
         lease: LeaseCommands,
         lease_state: watch::Receiver<Arc<LeaseState>>,
         links: watch::Receiver<u64>,
+        asks: mpsc::Receiver<Ask>,
     ) -> Self {
         let (ends, ended) = mpsc::channel(ENDS_MAX);
         let balance = Balance::new(context.config.lease, context.config.cycle);
@@ -101,6 +107,7 @@ impl Manager {
             begun: BTreeMap::new(),
             ends,
             ended,
+            asks,
         }
     }
 
@@ -115,6 +122,7 @@ impl Manager {
                 biased;
                 () = raised(&mut shutdown) => break,
                 Some((tenure, how)) = self.ended.recv() => self.on_ended(tenure, how).await,
+                Some(ask) = self.asks.recv() => self.on_ask(ask),
                 changed = state.changed() => if changed.is_err() { break },
                 () = tokio::time::sleep(LOOK), if self.has_waits() => {}
             }
@@ -162,6 +170,33 @@ impl Manager {
                 clean: tenure.clean && is_first,
                 hastened: tenure.hastened,
             });
+        }
+    }
+
+    /// What an operator wants of an account: its session answers, or it moves. Where somebody else owns
+    /// it, that one answers.
+    fn on_ask(&mut self, ask: Ask) {
+        let has_peers = self.has_peers();
+        let now = self.context.clock.now();
+        let account = ask.request.account;
+        let Some(running) = self.running.get_mut(&account) else { return };
+        match ask.request.verb {
+            ControlVerb::Plan | ControlVerb::Reconcile => {
+                let asked = self.context.open_sessions.ask(account, Wish::Compare(ask));
+                if let Err((reason, Wish::Compare(ask))) = asked {
+                    ask.answer(Err(reason.to_string()));
+                }
+            }
+            ControlVerb::Release if !has_peers => ask.answer(Err(
+                "no other node has room for it: it would be without an owner".to_owned(),
+            )),
+            ControlVerb::Release => {
+                tracing::info!(%account, "account is handed over, an operator wants it");
+                running.moving_since = Some(Instant::now());
+                running.set(Wanted::Move);
+                self.balance.gives(now, account);
+                ask.answer(Ok(Vec::new()));
+            }
         }
     }
 

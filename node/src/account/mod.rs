@@ -1,6 +1,7 @@
 //! One leased account: its session at the broker, its publishing, its copying.
 
 pub mod asking;
+pub mod control;
 mod executing;
 mod following;
 pub mod lead;

@@ -16,10 +16,11 @@
 //! Not covered: which accounts there are; `account::manager` starts and stops tenures.
 
 use super::asking::{OpenSessions, Wish};
+use super::control::{self, Ask};
 use super::executing::Outbox;
 use super::leading::Leading;
 use super::metrics::{Counters, names};
-use super::reading::{Load, load};
+use super::reading::{Load, load, read};
 use super::rows::Owner;
 use crate::broker::executor::{self, Executor};
 use crate::broker::paper::{
@@ -41,6 +42,7 @@ use crate::writer::{AccountStatus, Row, Writer, store::PgRows};
 use bus::{DoubtReason, FeedMessage, Feeds};
 use futures_util::stream::{FuturesUnordered, StreamExt};
 use reconcile::Limits;
+use schemas::control::ControlVerb;
 use schemas::planted::{self, Bug};
 use schemas::{AccountId, Epoch, NodeId, Symbol};
 use std::collections::BTreeMap;
@@ -77,6 +79,8 @@ const ROUTINE_RECONCILE: Duration = Duration::from_secs(60);
 const NETTING_WORD: &str = "unusable";
 /// Why.
 const NETTING_DETAIL: &str = "netting account: it holds one trade a symbol, so it cannot be a follower; use a hedging account";
+/// Reads of an account that operators may wait for at once.
+const ASKED_MAX: usize = 4;
 /// At most this often an account's status row is written.
 const STATUS_EVERY: Duration = Duration::from_secs(5);
 
@@ -264,6 +268,8 @@ pub(super) struct Connection {
     events: PaperEvents,
     pub(super) answers: FuturesUnordered<AnswerFuture>,
     pub(super) reads: FuturesUnordered<ReadFuture>,
+    /// Requests that wait for a read of the account, by its number; and when it began.
+    asked: BTreeMap<u64, (Ask, Now)>,
     lead: Option<Leading>,
 }
 
@@ -550,6 +556,7 @@ impl AccountSession {
             events,
             answers: FuturesUnordered::new(),
             reads: FuturesUnordered::new(),
+            asked: BTreeMap::new(),
             lead,
         };
         if self.cannot_follow {
@@ -638,7 +645,10 @@ impl AccountSession {
                     }
                 }
                 Some((id, read)) = connection.reads.next() => {
-                    self.step(connection, Input::Read { id, read });
+                    match connection.asked.remove(&id) {
+                        Some((ask, begun)) => self.answer(ask, begun, read),
+                        None => self.step(connection, Input::Read { id, read }),
+                    }
                 }
                 Ok(()) = self.control.links.changed() => self.begin_reload(Duration::ZERO),
                 loaded = finished(&mut self.reloading) => {
@@ -753,16 +763,29 @@ impl AccountSession {
         self.step(connection, Input::Answer { key, attempt, outcome });
     }
 
-    /// Somebody wants a copy closed.
+    /// Somebody wants something of the account.
     fn on_wish(&mut self, connection: &mut Connection, wish: Wish) {
+        match wish {
+            Wish::Close { key, answer } => self.on_close_wish(connection, key, answer),
+            Wish::Compare(ask) => self.on_ask(connection, ask),
+        }
+    }
+
+    /// Somebody wants a copy closed.
+    fn on_close_wish(
+        &mut self,
+        connection: &mut Connection,
+        key: TicketKey,
+        answer: oneshot::Sender<CloseAnswer>,
+    ) {
         if self.follower.is_none() {
             // A master that copies nothing has no copies.
-            return self.answer_wish(wish.answer, CloseAnswer::NoSuchCopy);
+            return self.answer_wish(answer, CloseAnswer::NoSuchCopy);
         }
         self.last_asker += 1;
         let asker = self.last_asker;
-        self.askers.insert(asker, wish.answer);
-        self.step(connection, Input::Close { key: wish.key, asker });
+        self.askers.insert(asker, answer);
+        self.step(connection, Input::Close { key, asker });
     }
 
     /// What became of a wish.
@@ -832,6 +855,42 @@ impl AccountSession {
         }
         self.attach_feeds();
         begins || other_master
+    }
+
+    /// Reads the account for an operator who asks what a comparison would do.
+    fn on_ask(&mut self, connection: &mut Connection, ask: Ask) {
+        let now = self.context.now();
+        let only = ask.request.link;
+        let Some(follower) = self.follower.as_ref().filter(|_| !self.cannot_follow) else {
+            return ask.answer(Err("it copies nothing: there is nothing to compare".to_owned()));
+        };
+        if only.is_some_and(|link| !follower.has_link(link)) {
+            return ask.answer(Err("its owner does not know the link yet".to_owned()));
+        }
+        let Some((since, symbols)) = follower.preview_needs(now, only) else {
+            return ask.answer(Err("its session at the broker is not open".to_owned()));
+        };
+        if connection.asked.len() >= ASKED_MAX {
+            return ask.answer(Err("others are asking for the same".to_owned()));
+        }
+        // The follower counts its own reads up from nothing, and these down from the end.
+        let id = connection.asked.keys().next().map_or(u64::MAX, |lowest| lowest - 1);
+        connection.asked.insert(id, (ask, now));
+        connection.reads.push(read(Arc::clone(&connection.session), id, since, symbols));
+    }
+
+    /// Says what a comparison would do, and has one made if that is wanted.
+    fn answer(&mut self, ask: Ask, begun: Now, read: Option<AccountRead>) {
+        let now = self.context.now();
+        let (Some(follower), Some(read)) = (&mut self.follower, read) else {
+            return ask.answer(Err("its account could not be read at the broker".to_owned()));
+        };
+        let only = ask.request.link;
+        let previews = follower.preview(now, begun.node, &read, only);
+        if ask.request.verb == ControlVerb::Reconcile {
+            follower.compare_now(now, only);
+        }
+        ask.answer(Ok(control::told(previews, begun.wall)));
     }
 
     fn step(&mut self, connection: &mut Connection, input: Input) {

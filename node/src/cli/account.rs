@@ -1,7 +1,7 @@
 //! `lockstep account`: add, list, switch on and off.
 
 use super::table::{TableRow, or_dash, print_rows};
-use super::{CliError, DatabaseArg, block_on};
+use super::{CliError, DatabaseArg, block_on, out};
 use crate::directory::{self, AccountRow, DirectoryError, NewAccount};
 use clap::{Args, Subcommand};
 use schemas::AccountId;
@@ -11,6 +11,9 @@ use schemas::AccountId;
 pub struct AccountArgs {
     #[command(flatten)]
     database: DatabaseArg,
+    /// Print JSON.
+    #[arg(long, global = true)]
+    json: bool,
     #[command(subcommand)]
     verb: AccountVerb,
 }
@@ -18,32 +21,9 @@ pub struct AccountArgs {
 #[derive(Debug, Subcommand)]
 enum AccountVerb {
     /// Add an account.
-    Add {
-        /// Name, unique: letters, digits, '.', '_' and '-'.
-        name: String,
-        /// Platform: `paper`, or `external` for a master whose publisher is not a node.
-        #[arg(long, default_value = "paper", value_parser = ["paper", "external"])]
-        platform: String,
-        /// Address of the paper broker, such as 127.0.0.1:4100.
-        #[arg(long, value_name = "HOST:PORT", value_parser = host_and_port)]
-        address: Option<String>,
-        /// Account number at the paper broker; default: the number this account gets here.
-        #[arg(long, allow_negative_numbers = true)]
-        login: Option<AccountId>,
-        /// Paper only: each order call holds a thread until it is answered; its node needs
-        /// LOCKSTEP_BLOCKING_FOLLOWERS.
-        #[arg(long, requires = "address")]
-        blocking: bool,
-        /// Add it switched off.
-        #[arg(long)]
-        disabled: bool,
-    },
+    Add(AddArgs),
     /// List accounts with their owners.
-    List {
-        /// Print JSON.
-        #[arg(long)]
-        json: bool,
-    },
+    List,
     /// Let nodes own the account.
     Enable {
         /// Name or number.
@@ -54,6 +34,77 @@ enum AccountVerb {
         /// Name or number.
         account: String,
     },
+}
+
+/// An account in words: those of `lockstep account add`, and of a file that is applied.
+#[derive(Debug, Args)]
+pub(super) struct AddArgs {
+    /// Name, unique: letters, digits, '.', '_' and '-'.
+    pub(super) name: String,
+    /// Platform: `paper`, or `external` for a master whose publisher is not a node.
+    #[arg(long, default_value = "paper", value_parser = ["paper", "external"])]
+    platform: String,
+    /// Address of the paper broker, such as 127.0.0.1:4100.
+    #[arg(long, value_name = "HOST:PORT", value_parser = host_and_port)]
+    address: Option<String>,
+    /// Account number at the paper broker; default: the number this account gets here.
+    #[arg(long, allow_negative_numbers = true)]
+    login: Option<AccountId>,
+    /// Paper only: each order call holds a thread until it is answered; its node needs
+    /// LOCKSTEP_BLOCKING_FOLLOWERS.
+    #[arg(long, requires = "address")]
+    blocking: bool,
+    /// Add it switched off.
+    #[arg(long)]
+    disabled: bool,
+}
+
+/// Longest name of an account; the table's own rule.
+const NAME_CHARS_MAX: usize = 64;
+
+impl AddArgs {
+    /// The account that these words describe; what is wrong with them otherwise.
+    pub(super) fn account(self) -> Result<NewAccount, String> {
+        check_name(&self.name)?;
+        if self.platform == "paper" && self.address.is_none() {
+            return Err("a paper account needs --address HOST:PORT".into());
+        }
+        let mut connection = serde_json::Map::new();
+        if let Some(address) = self.address {
+            connection.insert("address".into(), address.into());
+        }
+        if let Some(login) = self.login {
+            connection.insert("login".into(), login.get().into());
+        }
+        if self.blocking {
+            connection.insert("blocking".into(), true.into());
+        }
+        Ok(NewAccount {
+            name: self.name,
+            platform: self.platform,
+            connection: connection.into(),
+            enabled: !self.disabled,
+        })
+    }
+}
+
+fn check_name(name: &str) -> Result<(), String> {
+    let fits = |c: char| c.is_ascii_alphanumeric() || matches!(c, '.' | '_' | '-');
+    if name.len() > NAME_CHARS_MAX
+        || !name.starts_with(|c: char| c.is_ascii_alphanumeric())
+        || !name.chars().all(fits)
+    {
+        return Err(format!(
+            "name {name:?}: must be 1 to {NAME_CHARS_MAX} letters, digits, '.', '_' and '-', and \
+             begin with a letter or a digit"
+        ));
+    }
+    if name.bytes().all(|byte| byte.is_ascii_digit()) {
+        return Err(format!(
+            "name {name:?}: must not be digits alone, it would be taken for the number of an account"
+        ));
+    }
+    Ok(())
 }
 
 impl TableRow for AccountRow {
@@ -100,15 +151,12 @@ pub(super) fn refused(
     explained.map_or_else(|| error.into(), CliError::Usage)
 }
 
-fn explain(rule: &str, name: &str) -> Option<String> {
+/// Why the database refused an account, where that is a rule of accounts.
+pub(super) fn explain(rule: &str, name: &str) -> Option<String> {
     match rule {
         "trading_accounts_name_unique" => {
             Some(format!("name {name:?}: there is an account of this name already"))
         }
-        "trading_accounts_name_word" => Some(format!(
-            "name {name:?}: must be 1 to 64 letters, digits, '.', '_' and '-', and begin with a \
-             letter or a digit"
-        )),
         "trading_accounts_one_per_login" => Some(format!(
             "name {name:?}: another account has the same address and login; two owners of one \
              account at the broker would copy twice"
@@ -127,59 +175,54 @@ pub(super) fn host_and_port(text: &str) -> Result<String, String> {
 }
 
 /// Runs `lockstep account`.
-#[allow(clippy::print_stdout, reason = "a verb answers on stdout")]
 pub fn run(args: AccountArgs) -> Result<(), CliError> {
     block_on(async {
-        let mut db = args.database.connect().await?;
+        let json = args.json;
         match args.verb {
-            AccountVerb::Add { name, platform, address, login, blocking, disabled } => {
-                if platform == "paper" && address.is_none() {
-                    return Err(CliError::Usage(
-                        "a paper account needs --address HOST:PORT".into(),
-                    ));
-                }
-                if !name.is_empty() && name.bytes().all(|byte| byte.is_ascii_digit()) {
-                    return Err(CliError::Usage(format!(
-                        "name {name:?}: must not be digits alone, it would be taken for the number \
-                         of an account"
-                    )));
-                }
-                let mut connection = serde_json::Map::new();
-                if let Some(address) = address {
-                    connection.insert("address".into(), address.into());
-                }
-                if let Some(login) = login {
-                    connection.insert("login".into(), login.get().into());
-                }
-                if blocking {
-                    connection.insert("blocking".into(), true.into());
-                }
-                let new = NewAccount {
-                    name,
-                    platform,
-                    connection: connection.into(),
-                    enabled: !disabled,
-                };
+            AccountVerb::Add(add) => {
+                let new = add.account().map_err(CliError::Usage)?;
+                let mut db = args.database.connect().await?;
                 let id = directory::add_account(&mut db, &new)
                     .await
                     .map_err(|error| refused(error, |rule| explain(rule, &new.name)))?;
-                println!("account {id} added: {}", new.name);
+                if json {
+                    return out::json(&serde_json::json!({ "id": id, "name": new.name }));
+                }
+                out::line(format_args!("account {id} added: {}", new.name))
             }
-            AccountVerb::List { json } => {
-                print_rows(&directory::list_accounts(&mut db).await?, json)?;
+            AccountVerb::List => {
+                let mut db = args.database.connect().await?;
+                print_rows(&directory::list_accounts(&mut db).await?, json)
             }
-            AccountVerb::Enable { account } => switch(&mut db, &account, true).await?,
-            AccountVerb::Disable { account } => switch(&mut db, &account, false).await?,
+            AccountVerb::Enable { account } => switch(&args.database, &account, true, json).await,
+            AccountVerb::Disable { account } => switch(&args.database, &account, false, json).await,
         }
-        Ok(())
     })?
 }
 
-#[allow(clippy::print_stdout, reason = "a verb answers on stdout")]
-async fn switch(db: &mut sqlx::PgConnection, account: &str, enabled: bool) -> Result<(), CliError> {
-    let id = directory::account_id(db, account).await?;
-    let changed = directory::enable_account(db, id, enabled).await?;
+async fn switch(
+    database: &DatabaseArg,
+    account: &str,
+    enabled: bool,
+    json: bool,
+) -> Result<(), CliError> {
+    let mut db = database.connect().await?;
+    let id = directory::account_id(&mut db, account).await?;
+    let changed = directory::enable_account(&mut db, id, enabled).await?;
+    if json {
+        return out::json(&Switched { id, enabled, changed });
+    }
     let word = if enabled { "enabled" } else { "disabled" };
-    println!("account {account} {}{word}", if changed { "" } else { "was already " });
-    Ok(())
+    out::line(format_args!("account {account} {}{word}", if changed { "" } else { "was already " }))
+}
+
+/// What became of an account or a link that was switched.
+#[derive(Debug, serde::Serialize)]
+pub(super) struct Switched<T> {
+    /// Its number.
+    pub(super) id: T,
+    /// It is on.
+    pub(super) enabled: bool,
+    /// It was not so before.
+    pub(super) changed: bool,
 }

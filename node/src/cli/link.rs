@@ -1,13 +1,13 @@
 //! `lockstep link`: add, list, switch on and off.
 
-use super::account::refused;
+use super::account::{Switched, refused};
 use super::table::{TableRow, print_rows};
-use super::{CliError, DatabaseArg, block_on};
+use super::{CliError, DatabaseArg, block_on, out};
 use crate::directory::{self, LinkRow, NewLink};
 use clap::{Args, Subcommand, ValueEnum};
 use reconcile::{AboveMax, BelowMin};
 use rust_decimal::Decimal;
-use schemas::{LinkId, Magic, Symbol};
+use schemas::{AccountId, LinkId, Magic, Symbol};
 use std::collections::BTreeMap;
 
 /// Arguments of `lockstep link`.
@@ -15,6 +15,9 @@ use std::collections::BTreeMap;
 pub struct LinkArgs {
     #[command(flatten)]
     database: DatabaseArg,
+    /// Print JSON.
+    #[arg(long, global = true)]
+    json: bool,
     #[command(subcommand)]
     verb: LinkVerb,
 }
@@ -24,11 +27,7 @@ enum LinkVerb {
     /// Add a link: the follower copies the master from now on.
     Add(Box<AddArgs>),
     /// List links.
-    List {
-        /// Print JSON.
-        #[arg(long)]
-        json: bool,
-    },
+    List,
     /// Copy again, from now on; and look anew whether the broker keeps tags.
     Enable {
         /// Number of the link.
@@ -41,12 +40,13 @@ enum LinkVerb {
     },
 }
 
+/// A link in words: those of `lockstep link add`, and of a file that is applied.
 #[derive(Debug, Args)]
-struct AddArgs {
+pub(super) struct AddArgs {
     /// Master: name or number of its account.
-    master: String,
+    pub(super) master: String,
     /// Follower: name or number of its account.
-    follower: String,
+    pub(super) follower: String,
     /// How volumes are computed.
     #[arg(long, value_enum, default_value = "multiplier")]
     sizing: SizingWord,
@@ -87,6 +87,65 @@ struct AddArgs {
     /// What the follower's broker appends to every symbol.
     #[arg(long, default_value = "", value_parser = symbol_suffix)]
     symbol_suffix: String,
+    /// Add it switched off.
+    #[arg(long)]
+    pub(super) disabled: bool,
+}
+
+impl AddArgs {
+    /// The link that these words describe; what is wrong with them otherwise.
+    pub(super) fn link(self, master: AccountId, follower: AccountId) -> Result<NewLink, String> {
+        let sizing = directory::sizing_from(self.sizing.word(), self.value)
+            .map_err(|problem| format!("--value {problem}"))?;
+        if self.value > VALUE_MAX {
+            return Err(format!("--value must be at most {VALUE_MAX}, got {}", self.value));
+        }
+        Ok(NewLink {
+            master,
+            follower,
+            magic: self.magic,
+            enabled: !self.disabled,
+            sizing,
+            below_min: match self.below_min {
+                BelowMinWord::Skip => BelowMin::Skip,
+                BelowMinWord::UseMin => BelowMin::UseMin,
+            },
+            above_max: match self.above_max {
+                AboveMaxWord::Clamp => AboveMax::Clamp,
+                AboveMaxWord::Skip => AboveMax::Skip,
+            },
+            align_contract: self.align_contract,
+            slippage_points: self.slippage_points,
+            copy_stops: !self.no_stops,
+            copy_pendings: !self.no_pendings,
+            reverse: self.reverse,
+            sync_existing: self.sync_existing,
+            symbol_map: self.symbols.into_iter().collect::<BTreeMap<_, _>>(),
+            symbol_suffix: self.symbol_suffix,
+        })
+    }
+}
+
+/// The words of a link's rules and what each is: what two links are compared and shown by.
+pub(super) fn words(link: &NewLink) -> Vec<(&'static str, String)> {
+    let (sizing, value) = directory::sizing_columns(&link.sizing);
+    let symbols: Vec<String> =
+        link.symbol_map.iter().map(|(master, follower)| format!("{master}={follower}")).collect();
+    vec![
+        ("disabled", (!link.enabled).to_string()),
+        ("sizing", sizing.to_owned()),
+        ("value", value.normalize().to_string()),
+        ("below-min", link.below_min_word().replace('_', "-")),
+        ("above-max", link.above_max_word().to_owned()),
+        ("slippage-points", link.slippage_points.to_string()),
+        ("align-contract", link.align_contract.to_string()),
+        ("no-stops", (!link.copy_stops).to_string()),
+        ("no-pendings", (!link.copy_pendings).to_string()),
+        ("reverse", link.reverse.to_string()),
+        ("sync-existing", link.sync_existing.to_string()),
+        ("symbol", symbols.join(" ")),
+        ("symbol-suffix", link.symbol_suffix.clone()),
+    ]
 }
 
 #[derive(Debug, Clone, Copy, ValueEnum)]
@@ -182,7 +241,6 @@ impl TableRow for LinkRow {
 }
 
 /// Runs `lockstep link`.
-#[allow(clippy::print_stdout, reason = "a verb answers on stdout")]
 pub fn run(args: LinkArgs) -> Result<(), CliError> {
     block_on(async {
         let mut db = args.database.connect().await?;
@@ -193,17 +251,20 @@ pub fn run(args: LinkArgs) -> Result<(), CliError> {
                 let id = directory::add_link(&mut db, &new)
                     .await
                     .map_err(|error| refused(error, |rule| explain(rule, &between, new.magic)))?;
-                println!("link {id} added");
+                if args.json {
+                    return out::json(&serde_json::json!({ "id": id }));
+                }
+                out::line(format_args!("link {id} added"))
             }
-            LinkVerb::List { json } => print_rows(&directory::list_links(&mut db).await?, json)?,
-            LinkVerb::Enable { link } => switch(&mut db, link, true).await?,
-            LinkVerb::Disable { link } => switch(&mut db, link, false).await?,
+            LinkVerb::List => print_rows(&directory::list_links(&mut db).await?, args.json),
+            LinkVerb::Enable { link } => switch(&mut db, link, true, args.json).await,
+            LinkVerb::Disable { link } => switch(&mut db, link, false, args.json).await,
         }
-        Ok(())
     })?
 }
 
-fn explain(rule: &str, between: &str, magic: Option<Magic>) -> Option<String> {
+/// Why the database refused a link, where that is a rule of links.
+pub(super) fn explain(rule: &str, between: &str, magic: Option<Magic>) -> Option<String> {
     match rule {
         "copy_links_magic_unique_per_follower" => {
             let magic = magic.map_or_else(|| "the next free one".to_owned(), |m| m.to_string());
@@ -218,54 +279,35 @@ fn explain(rule: &str, between: &str, magic: Option<Magic>) -> Option<String> {
 }
 
 async fn new_link(db: &mut sqlx::PgConnection, add: AddArgs) -> Result<NewLink, CliError> {
-    let sizing = directory::sizing_from(add.sizing.word(), add.value)
-        .map_err(|problem| CliError::Usage(format!("--value {problem}")))?;
-    if add.value > VALUE_MAX {
-        return Err(CliError::Usage(format!(
-            "--value must be at most {VALUE_MAX}, got {}",
-            add.value
-        )));
-    }
-    let master = directory::account_id(db, &add.master).await?;
-    let follower = directory::account_id(db, &add.follower).await?;
-    if master == follower {
-        return Err(CliError::Usage(format!("link from {} to itself", add.master)));
+    let words = (add.master.clone(), add.follower.clone());
+    // Wrong words are told before names that are not there.
+    let unplaced = add.link(AccountId::MIN, AccountId::MIN).map_err(CliError::Usage)?;
+    let master = directory::account_id(db, &words.0).await?;
+    let follower = directory::account_id(db, &words.1).await?;
+    let new = NewLink { master, follower, ..unplaced };
+    if new.master == new.follower {
+        return Err(CliError::Usage(format!("link from {} to itself", words.0)));
     }
     let accounts = directory::list_accounts(db).await?;
-    if accounts.iter().any(|account| account.id == follower && account.platform == "external") {
-        return Err(CliError::Usage(format!(
-            "follower {:?}: an external account only publishes; no node can trade on it",
-            add.follower
-        )));
+    if accounts.iter().any(|account| account.id == new.follower && account.platform == "external") {
+        return Err(CliError::Usage(format!("follower {:?}: {NO_FOLLOWER}", words.1)));
     }
-    Ok(NewLink {
-        master,
-        follower,
-        magic: add.magic,
-        sizing,
-        below_min: match add.below_min {
-            BelowMinWord::Skip => BelowMin::Skip,
-            BelowMinWord::UseMin => BelowMin::UseMin,
-        },
-        above_max: match add.above_max {
-            AboveMaxWord::Clamp => AboveMax::Clamp,
-            AboveMaxWord::Skip => AboveMax::Skip,
-        },
-        align_contract: add.align_contract,
-        slippage_points: add.slippage_points,
-        copy_stops: !add.no_stops,
-        copy_pendings: !add.no_pendings,
-        reverse: add.reverse,
-        sync_existing: add.sync_existing,
-        symbol_map: add.symbols.into_iter().collect::<BTreeMap<_, _>>(),
-        symbol_suffix: add.symbol_suffix,
-    })
+    Ok(new)
 }
 
-#[allow(clippy::print_stdout, reason = "a verb answers on stdout")]
-async fn switch(db: &mut sqlx::PgConnection, link: LinkId, enabled: bool) -> Result<(), CliError> {
+/// Why an external account is no follower.
+pub(super) const NO_FOLLOWER: &str = "an external account only publishes; no node can trade on it";
+
+async fn switch(
+    db: &mut sqlx::PgConnection,
+    link: LinkId,
+    enabled: bool,
+    json: bool,
+) -> Result<(), CliError> {
     let changed = directory::enable_link(db, link, enabled).await?;
+    if json {
+        return out::json(&Switched { id: link, enabled, changed });
+    }
     let word = if enabled { "enabled" } else { "disabled" };
-    println!("link {link} {}{word}", if changed { "" } else { "was already " });
-    Ok(())
+    out::line(format_args!("link {link} {}{word}", if changed { "" } else { "was already " }))
 }

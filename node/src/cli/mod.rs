@@ -1,23 +1,40 @@
 //! The command line: one file a verb family, no decisions.
 //!
-//! Every list prints as a table, or with `--json` as one JSON array. Errors go to
-//! stderr. Exit codes: 0 done, 1 the answer is no (a check failed), 2 wrong usage,
-//! 3 something needed is not there (database, bus, broker, file).
+//! A verb answers with a table or a sentence, or with `--json` with one JSON value. Errors go to
+//! stderr. Exit codes: 0 done, or nobody reads the answer any more; 1 the answer is no (a check
+//! failed); 2 wrong usage; 3 something needed is not there (database, bus, broker, node, file).
 
 pub mod account;
+pub mod apply;
+mod ask;
+pub mod completions;
+pub mod config;
 pub mod demo;
+pub mod doctor;
+pub mod events;
+pub mod init;
+pub mod lease;
 pub mod link;
+pub mod migrate;
 pub mod nats;
 pub mod node;
+mod on_bus;
+pub mod out;
 pub mod paper;
 pub mod paper_ctl;
+pub mod pause;
+pub mod positions;
 pub mod publish;
+pub mod reconcile;
 pub mod roles;
+mod settings;
 pub mod status;
 pub mod table;
+mod watch;
 pub mod why;
 
 use clap::{Parser, Subcommand};
+use std::io::Write;
 use std::process::ExitCode;
 
 /// Copies trades of master accounts onto follower accounts: every trade, at once, exactly once.
@@ -30,6 +47,10 @@ pub struct Cli {
 
 #[derive(Debug, Subcommand)]
 enum Verb {
+    /// Write a file of settings, by questions or flags, and check it.
+    Init(init::InitArgs),
+    /// Check database, bus, clocks, rights and settings, and say how to mend what is wrong.
+    Doctor(doctor::DoctorArgs),
     /// Run a node: lease accounts, publish masters, copy to followers.
     Node(node::NodeArgs),
     /// Play a recorded account history as a master.
@@ -40,14 +61,36 @@ enum Verb {
     Account(account::AccountArgs),
     /// Add, list and switch links from a master to a follower.
     Link(link::LinkArgs),
+    /// Make accounts and links what a file declares.
+    Apply(apply::ApplyArgs),
     /// Make the configuration of a NATS cluster that knows who may say what, and its users.
     Nats(nats::NatsArgs),
     /// Make database roles with no more rights than their work needs.
     Roles(roles::RolesArgs),
     /// Who owns what, right now.
     Status(status::StatusArgs),
+    /// The open copies of each link, and how they differ from their master's trades.
+    Positions(positions::PositionsArgs),
+    /// What was copied, skipped or failed, as it is written down.
+    Events(events::EventsArgs),
+    /// Have the owner compare a follower with its masters now, or say what that would do.
+    Reconcile(reconcile::ReconcileArgs),
+    /// Who owns which account, and handing one over to another node.
+    Lease(lease::LeaseArgs),
+    /// Stop copying on a link or on all links of an account.
+    Pause(pause::PauseArgs),
+    /// Copy again on a link, on all links of an account, or everywhere.
+    Resume(pause::ResumeArgs),
+    /// Stop copying everywhere.
+    KillSwitch(pause::KillSwitchArgs),
     /// Why a trade was copied, or was not: its story on one link.
     Why(why::WhyArgs),
+    /// Check or show the settings of a node.
+    Config(config::ConfigArgs),
+    /// Bring the schema of the database up to date, or say how it stands.
+    Migrate(migrate::MigrateArgs),
+    /// Print what a shell needs to complete the words of this program.
+    Completions(completions::CompletionsArgs),
     /// The whole thing on this machine: servers, nodes, a master, followers, and a node killed in the middle.
     Demo(demo::DemoArgs),
 }
@@ -69,6 +112,9 @@ pub enum CliError {
         /// What went wrong.
         source: Box<dyn std::error::Error + Send + Sync>,
     },
+    /// Whoever read the answer is gone: no failure, and nothing more to say.
+    #[error("nobody reads the answer any more")]
+    NobodyReads,
 }
 
 impl CliError {
@@ -82,6 +128,7 @@ impl CliError {
 
     fn exit_code(&self) -> ExitCode {
         ExitCode::from(match self {
+            CliError::NobodyReads => 0,
             CliError::No(_) => 1,
             CliError::Usage(_) => 2,
             CliError::Missing { .. } => 3,
@@ -102,27 +149,40 @@ impl From<std::io::Error> for CliError {
 }
 
 /// Runs the verb that the arguments name.
-#[allow(
-    clippy::print_stderr,
-    reason = "the one place where an error reaches the person at the shell"
-)]
 pub fn main() -> ExitCode {
     let done = match Cli::parse().verb {
+        Verb::Init(args) => init::run(args),
+        Verb::Doctor(args) => doctor::run(args),
         Verb::Node(args) => node::run(args),
         Verb::Publish(args) => publish::run(args),
         Verb::Paper(args) => paper::run(*args),
         Verb::Account(args) => account::run(args),
         Verb::Link(args) => link::run(args),
+        Verb::Apply(args) => apply::run(args),
         Verb::Nats(args) => nats::run(args),
         Verb::Roles(args) => roles::run(args),
         Verb::Status(args) => status::run(args),
+        Verb::Positions(args) => positions::run(args),
+        Verb::Events(args) => events::run(args),
+        Verb::Reconcile(args) => reconcile::run(args),
+        Verb::Lease(args) => lease::run(args),
+        Verb::Pause(args) => pause::pause(args),
+        Verb::Resume(args) => pause::resume(args),
+        Verb::KillSwitch(args) => pause::kill_switch(args),
         Verb::Why(args) => why::run(args),
+        Verb::Config(args) => config::run(args),
+        Verb::Migrate(args) => migrate::run(args),
+        Verb::Completions(args) => completions::run(args),
         Verb::Demo(args) => demo::run(args),
     };
     match done {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {
-            eprintln!("lockstep: {}", crate::causes::with_causes(&error));
+            if !matches!(error, CliError::NobodyReads) {
+                let text = format!("lockstep: {}\n", crate::causes::with_causes(&error));
+                // Where nobody hears it, the exit code is left.
+                let _unheard = std::io::stderr().write_all(text.as_bytes());
+            }
             error.exit_code()
         }
     }

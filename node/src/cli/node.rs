@@ -4,11 +4,11 @@
 //! bus, sessions and followers; the slow one the writer, reads of the directory and metrics.
 //! The end is the other way round: sessions drain, rows are written, leases are given back.
 
-use super::{CliError, block_on};
+use super::{CliError, block_on, out};
 use crate::account::asking::OpenSessions;
-use crate::account::link_changes;
 use crate::account::manager::Manager;
 use crate::account::session::NodeContext;
+use crate::account::{control, link_changes};
 use crate::broker::executor::Executor;
 use crate::clock::NodeClock;
 use crate::config::{BlockingThreads, NodeConfig, ProcessVars};
@@ -33,7 +33,7 @@ use std::sync::Arc;
 use std::time::Duration;
 use tokio::runtime::{Builder, Runtime};
 use tokio::signal::unix::{SignalKind, signal};
-use tokio::sync::watch;
+use tokio::sync::{mpsc, watch};
 
 /// Connections for reading accounts, links and epochs.
 const DIRECTORY_CONNECTIONS_MAX: u32 = 4;
@@ -59,10 +59,9 @@ pub fn run(args: NodeArgs) -> Result<(), CliError> {
     }
     let config =
         NodeConfig::from_vars(&ProcessVars).map_err(|error| CliError::Usage(error.to_string()))?;
-    if let Some(unknown) = config.platforms.iter().find(|platform| *platform != "paper") {
-        return Err(CliError::Usage(format!(
-            "LOCKSTEP_PLATFORMS {unknown:?}: this program has only the platform paper"
-        )));
+    let unusable = unusable(&config);
+    if !unusable.is_empty() {
+        return Err(CliError::Usage(unusable.join("\n")));
     }
     start_log(&config.log)?;
     let node = lease::boot_node_id(&config.node_name)
@@ -85,6 +84,23 @@ pub fn run(args: NodeArgs) -> Result<(), CliError> {
     slow.shutdown_timeout(Duration::from_secs(1));
     hot.shutdown_timeout(Duration::from_secs(1));
     result
+}
+
+/// What is wrong with valid settings for this program.
+pub(super) fn unusable(config: &NodeConfig) -> Vec<String> {
+    let others = config.platforms.iter().filter(|platform| *platform != "paper");
+    let mut faults: Vec<String> = others
+        .map(|other| {
+            format!("LOCKSTEP_PLATFORMS {other:?}: this program has only the platform paper")
+        })
+        .collect();
+    faults.extend(log_filter(&config.log).err());
+    faults
+}
+
+fn log_filter(filter: &str) -> Result<tracing_subscriber::EnvFilter, String> {
+    tracing_subscriber::EnvFilter::try_new(filter)
+        .map_err(|error| format!("LOCKSTEP_LOG {filter:?}: {error}"))
 }
 
 fn runtime(name: &str, threads: usize) -> Result<Runtime, CliError> {
@@ -224,7 +240,9 @@ fn run_on(
     let (links_raised, links) = watch::channel(0);
     slow.spawn(link_changes::listen(url, links_raised));
     let (stop, stopping) = watch::channel(false);
-    let manager = Manager::new(context, lease.commands(), lease.state(), links);
+    let (asked, asks) = mpsc::channel(control::ASKS_MAX);
+    slow.spawn(control::listen(Arc::clone(&context), asked));
+    let manager = Manager::new(context, lease.commands(), lease.state(), links, asks);
     let managed = slow.spawn(manager.run(stopping, DRAIN_LIMIT));
     slow.block_on(async {
         wait_for_stop().await?;
@@ -276,8 +294,7 @@ async fn wait_for_stop() -> Result<(), CliError> {
 }
 
 pub(crate) fn start_log(filter: &str) -> Result<(), CliError> {
-    let filter = tracing_subscriber::EnvFilter::try_new(filter)
-        .map_err(|error| CliError::Usage(format!("LOCKSTEP_LOG {filter:?}: {error}")))?;
+    let filter = log_filter(filter).map_err(CliError::Usage)?;
     tracing_subscriber::fmt()
         .with_env_filter(filter)
         .with_writer(std::io::stderr)
@@ -286,11 +303,10 @@ pub(crate) fn start_log(filter: &str) -> Result<(), CliError> {
         .map_err(|error| CliError::missing("log", error))
 }
 
-#[allow(clippy::print_stdout, reason = "a verb answers on stdout")]
 fn print_settings() -> Result<(), CliError> {
     for setting in crate::config::SETTINGS {
         let default = setting.default.map_or("must be given".into(), |d| format!("default {d:?}"));
-        println!("{} ({default})\n    {}", setting.name, setting.meaning);
+        out::line(format_args!("{} ({default})\n    {}", setting.name, setting.meaning))?;
     }
     Ok(())
 }

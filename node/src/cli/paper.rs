@@ -1,6 +1,6 @@
 //! `lockstep paper`: runs the paper broker; `paper_ctl` changes one that runs.
 
-use super::{CliError, block_on, paper_ctl};
+use super::{CliError, block_on, out, paper_ctl};
 use crate::history::{self, History};
 use clap::{Args, Subcommand};
 use paper::faults::Settings;
@@ -56,7 +56,6 @@ const ACCOUNTS_MAX: u64 = 5000;
 pub const LISTENS: &str = "paper broker listens on ";
 
 /// Runs `lockstep paper` until it is told to end.
-#[allow(clippy::print_stdout, reason = "whoever starts it on port 0 reads the port here")]
 pub fn run(args: PaperArgs) -> Result<(), CliError> {
     if let Some(PaperVerb::Ctl(args)) = args.verb {
         return paper_ctl::run(*args);
@@ -91,7 +90,8 @@ pub fn run(args: PaperArgs) -> Result<(), CliError> {
             served = &mut serving => return served.map_err(failed),
             declared = declaring => declared?,
         }
-        println!("{LISTENS}{addr}");
+        // Whoever starts it on port 0 reads the port here.
+        out::line(format_args!("{LISTENS}{addr}"))?;
         serving.await.map_err(failed)
     })?
 }

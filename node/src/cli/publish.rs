@@ -1,11 +1,11 @@
 //! `lockstep publish`: plays a recorded account history as a master.
 
-use super::{CliError, block_on};
+use super::on_bus::BusArg;
+use super::{CliError, block_on, out};
 use crate::clock::NodeClock;
-use crate::config::{SecretUrl, holds_certificate};
 use crate::history::{self, History, Step};
 use crate::player::{self, Player};
-use bus::{ClientSettings, Publisher, PublisherSettings, hear_epochs, start_epoch};
+use bus::{Publisher, PublisherSettings, hear_epochs, start_epoch};
 use clap::Args;
 use schemas::AccountId;
 use std::collections::BTreeMap;
@@ -29,14 +29,8 @@ pub struct PublishArgs {
     /// Seconds of the history in one second.
     #[arg(long, default_value_t = 60.0, value_parser = speed)]
     speed: f64,
-    /// NATS servers, separated by commas. Default: LOCKSTEP_NATS_URLS, else nats://127.0.0.1:4222. A
-    /// secret belongs into LOCKSTEP_NATS_URLS: everybody on the machine can read a command line.
-    #[arg(long, value_delimiter = ',')]
-    nats: Option<Vec<String>>,
-    /// Certificates (PEM) that those of the servers are checked by. Default:
-    /// LOCKSTEP_NATS_ROOT_CERTIFICATES, else those of the system.
-    #[arg(long, value_name = "FILE")]
-    nats_root_certificates: Option<PathBuf>,
+    #[command(flatten)]
+    bus: BusArg,
     /// Speak for this master although somebody else does; its followers then close what this
     /// history does not hold.
     #[arg(long)]
@@ -76,60 +70,34 @@ pub(super) fn load(path: &std::path::Path) -> Result<History, CliError> {
 pub fn run(args: PublishArgs) -> Result<(), CliError> {
     let history = load(&args.history)?;
     let steps = history::timeline(&history);
-    describe(&history, &steps, args.speed);
+    describe(&history, &steps, args.speed)?;
     let Some(account) = args.account.filter(|_| !args.dry_run) else { return Ok(()) };
     super::node::start_log("warn,lockstep=info")?;
     block_on(play(&args, account, &steps))?
 }
 
-#[allow(clippy::print_stdout, reason = "a verb answers on stdout")]
-fn describe(history: &History, steps: &[Step], speed: f64) {
+fn describe(history: &History, steps: &[Step], speed: f64) -> Result<(), CliError> {
     let length = player::schedule(steps, speed).last().copied().unwrap_or_default();
-    println!(
+    out::line(format_args!(
         "{}: {} trades, {} pending orders, {} steps, {:.0} s at speed {speed}",
         history.source.file,
         history.trades.len(),
         history.pendings.len(),
         steps.len(),
         length.as_secs_f64()
-    );
+    ))?;
     for sentence in &history.unsaid {
-        println!("not in the file: {sentence}");
+        out::line(format_args!("not in the file: {sentence}"))?;
     }
+    Ok(())
 }
 
-#[allow(clippy::print_stdout, reason = "a verb answers on stdout")]
 async fn play(args: &PublishArgs, account: AccountId, steps: &[Step]) -> Result<(), CliError> {
     let name = format!("publish-{account}");
-    let urls = args.nats.clone().unwrap_or_else(|| {
-        let set = std::env::var("LOCKSTEP_NATS_URLS");
-        let urls = set.unwrap_or_else(|_| "nats://127.0.0.1:4222".into());
-        urls.split(',').map(|url| url.trim().to_owned()).collect()
-    });
-    let certificates = args.nats_root_certificates.clone();
-    let certificates = certificates
-        .or_else(|| std::env::var_os("LOCKSTEP_NATS_ROOT_CERTIFICATES").map(Into::into));
-    let certificates = certificates.filter(|path: &PathBuf| !path.as_os_str().is_empty());
-    if let Some(path) = &certificates {
-        let text = std::fs::read_to_string(path)
-            .map_err(|error| CliError::missing(path.display().to_string(), error))?;
-        if !holds_certificate(&text) {
-            return Err(CliError::Usage(format!(
-                "--nats-root-certificates {}: must hold a certificate in PEM",
-                path.display()
-            )));
-        }
-    }
-    let settings = ClientSettings {
-        root_certificates: certificates,
-        ..ClientSettings::new(urls.clone(), &name)
-    };
-    let client = bus::connect(&settings).await.map_err(|error| CliError::missing("bus", error))?;
+    let client = args.bus.connect(&name).await?;
     let clock = NodeClock::system();
-    let heard = hear_epochs(&client, account, LISTEN_FOR).await.map_err(|error| {
-        let shown = urls.iter().map(|url| SecretUrl::new(url).to_string());
-        CliError::missing(format!("bus at {}", shown.collect::<Vec<_>>().join(",")), error)
-    })?;
+    let heard = hear_epochs(&client, account, LISTEN_FOR).await;
+    let heard = heard.map_err(|error| args.bus.missing(error))?;
     if heard.said.is_some() && !args.take_over {
         return Err(CliError::No(format!(
             "--account {account}: somebody publishes for this master right now; with --take-over \
@@ -162,7 +130,7 @@ async fn play(args: &PublishArgs, account: AccountId, steps: &[Step]) -> Result<
         stopped = tokio::signal::ctrl_c() => stopped?,
     }
     if !args.once {
-        println!("played; still answering snapshot requests, Ctrl-C ends it");
+        out::line("played; still answering snapshot requests, Ctrl-C ends it")?;
         tokio::signal::ctrl_c().await?;
     }
     publisher.close(Duration::from_secs(2)).await;

@@ -1,13 +1,13 @@
 //! `lockstep status`: who owns what right now, and what was copied lately.
 
 use super::table::{or_dash, render};
-use super::{CliError, DatabaseArg, block_on};
+use super::watch::watch;
+use super::{CliError, DatabaseArg, block_on, out};
 use crate::directory;
 use crate::uptime::store::{DegradedTime, NodeUptime, read_last_day};
 use clap::Args;
 use serde::Serialize;
 use sqlx::{PgConnection, Row};
-use std::io::Write;
 
 /// Arguments of `lockstep status`.
 #[derive(Debug, Args)]
@@ -17,6 +17,9 @@ pub struct StatusArgs {
     /// Print JSON.
     #[arg(long)]
     json: bool,
+    /// Show it anew every second, until q or Ctrl-C.
+    #[arg(long, conflicts_with = "json")]
+    watch: bool,
 }
 
 /// Everything `lockstep status` says.
@@ -233,19 +236,15 @@ async fn reasons(db: &mut PgConnection) -> Result<Vec<ReasonCount>, sqlx::Error>
 
 /// Runs `lockstep status`.
 pub fn run(args: StatusArgs) -> Result<(), CliError> {
-    let status = block_on(async {
+    block_on(async {
         let mut db = args.database.connect().await?;
-        Ok::<_, CliError>(read(&mut db).await?)
-    })??;
-    let mut out = std::io::stdout().lock();
-    if args.json {
-        let text = serde_json::to_string_pretty(&status).map_err(std::io::Error::other)?;
-        writeln!(out, "{text}")?;
-    } else {
-        writeln!(out, "{}", as_text(&status))?;
-        writeln!(out, "{}", details(&status))?;
-    }
-    Ok(())
+        let text = |status: &Status| format!("{}\n{}", as_text(status), details(status));
+        if args.watch {
+            return watch(async || Ok(text(&read(&mut db).await?))).await;
+        }
+        let status = read(&mut db).await?;
+        if args.json { out::json(&status) } else { out::line(text(&status)) }
+    })?
 }
 
 /// What does not work, and why things were not copied; nothing if there is nothing.

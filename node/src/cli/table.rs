@@ -1,8 +1,8 @@
 //! One way to print a list: a table for people, JSON for programs.
 
+use super::{CliError, out};
 use comfy_table::{ContentArrangement, Table, presets};
 use serde::Serialize;
-use std::io::Write;
 
 /// A row that can be shown both ways; the JSON form is the row's own serde form.
 pub trait TableRow: Serialize {
@@ -13,13 +13,11 @@ pub trait TableRow: Serialize {
 }
 
 /// Prints rows to stdout: as one JSON array, or as a table.
-pub fn print_rows<R: TableRow>(rows: &[R], json: bool) -> std::io::Result<()> {
-    let mut out = std::io::stdout().lock();
+pub fn print_rows<R: TableRow>(rows: &[R], json: bool) -> Result<(), CliError> {
     if json {
-        let text = serde_json::to_string_pretty(rows).map_err(std::io::Error::other)?;
-        return writeln!(out, "{text}");
+        return out::json(rows);
     }
-    writeln!(out, "{}", render(R::HEAD, rows.iter().map(TableRow::cells)))
+    out::line(render(R::HEAD, rows.iter().map(TableRow::cells)))
 }
 
 /// A table as text.

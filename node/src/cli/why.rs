@@ -1,11 +1,10 @@
 //! `lockstep why`: the story of one trade of a master on one link.
 
 use super::table::{TableRow, or_dash, render};
-use super::{CliError, DatabaseArg, block_on};
+use super::{CliError, DatabaseArg, block_on, out};
 use crate::story::{self, EventTold, Story, Verdict};
 use clap::Args;
 use schemas::{LinkId, MasterTicket};
-use std::io::Write;
 
 /// Arguments of `lockstep why`.
 #[derive(Debug, Args)]
@@ -59,12 +58,10 @@ pub fn run(args: WhyArgs) -> Result<(), CliError> {
         let Some(story) = story else {
             return Err(CliError::No(format!("there is no link {}", args.link)));
         };
-        let mut out = std::io::stdout().lock();
         if args.json {
-            let text = serde_json::to_string_pretty(&story).map_err(std::io::Error::other)?;
-            writeln!(out, "{text}")?;
+            out::json(&story)?;
         } else {
-            print(&mut out, &story)?;
+            print(&story)?;
         }
         match story.verdict {
             Verdict::UNKNOWN => Err(CliError::No(format!(
@@ -76,14 +73,14 @@ pub fn run(args: WhyArgs) -> Result<(), CliError> {
     })?
 }
 
-fn print(out: &mut impl Write, story: &Story) -> std::io::Result<()> {
-    writeln!(
-        out,
+fn print(story: &Story) -> Result<(), CliError> {
+    out::line(format_args!(
         "ticket {} of {} on {} (link {}): {}",
         story.master_ticket, story.master, story.follower, story.link, story.says
-    )?;
+    ))?;
     if story.events.is_empty() {
         return Ok(());
     }
-    writeln!(out, "\n{}", render(EventTold::HEAD, story.events.iter().map(TableRow::cells)))
+    let events = story.events.iter().map(TableRow::cells);
+    out::line(format_args!("\n{}", render(EventTold::HEAD, events)))
 }

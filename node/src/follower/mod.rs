@@ -48,6 +48,7 @@ mod tests;
 
 pub use by_hand::{Asker, CloseAnswer, NotNow};
 pub use queue::{Attempt, TicketKey};
+pub use reconciling::Preview;
 pub use state::{
     AccountRead, Cause, Effect, Follower, FollowerSettings, Grounds, Input, Now, Reason, Record,
 };

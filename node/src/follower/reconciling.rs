@@ -7,12 +7,21 @@ use super::state::{
 };
 use crate::clock::NodeTime;
 use reconcile::{
-    CopyAction, CopyStep, FollowerHistory, InputParts, Note, Pair, PairState, Plan, ReconcileInput,
-    SkipReason, WaitReason, history_needed_since, plan, quotes_needed,
+    CopyAction, CopyStep, FollowerHistory, InputError, InputParts, Note, Pair, PairState, Plan,
+    ReconcileInput, SkipReason, WaitReason, history_needed_since, plan, quotes_needed,
 };
 use schemas::planted::{self, Bug};
-use schemas::{AccountSnapshot, Epoch, LinkId, MasterTicket, Micros, Seq};
+use schemas::{AccountSnapshot, Epoch, LinkId, MasterTicket, Micros, Seq, Symbol};
 use std::collections::{BTreeMap, BTreeSet};
+
+/// What a reconcile of a link would do; or why that is unknown.
+#[derive(Debug)]
+pub struct Preview {
+    /// The link.
+    pub link: LinkId,
+    /// The plan.
+    pub plan: Result<Plan, String>,
+}
 
 impl Follower {
     /// Starts a read for all links whose reconcile is due and can be made.
@@ -105,16 +114,37 @@ impl Follower {
         effects: &mut Vec<Effect>,
     ) {
         let busy = self.busy_tickets(id, &reading.touched);
-        let on_the_road = self.on_the_road(id, reading.begun.node);
-        let other_magics = self.other_magics(id);
-        let Some(link) = self.links.get(&id) else { return };
-        let (Some(master), Some(view)) = (self.masters.get(&link.rules.master), &self.view) else {
-            return;
+        // The snapshot that ends a master's doubt makes it due again.
+        let Some(planned) = self.plan_of(now, id, reading.begun.node, &busy, read) else { return };
+        let plan = match planned {
+            Ok(plan) => plan,
+            Err(error) => {
+                tracing::error!(link = %id, %error, "this link cannot be reconciled");
+                if let Some(link) = self.links.get_mut(&id) {
+                    link.set_due(now.node.plus(READ_RETRY), reason);
+                }
+                return;
+            }
         };
-        if master.doubtful {
-            // The snapshot that ends the doubt makes it due again.
-            return;
-        }
+        effects.push(summary(id, reading, (plan.basis.epoch, plan.basis.seq), reason, &plan));
+        self.execute(now, id, reading, plan, &busy, effects);
+    }
+
+    /// The plan of a link from a complete read that began at `begun`; nothing while its master is in
+    /// doubt or the account was not seen. Changes nothing.
+    fn plan_of(
+        &self,
+        now: Now,
+        id: LinkId,
+        begun: NodeTime,
+        busy: &BTreeSet<MasterTicket>,
+        read: &AccountRead,
+    ) -> Option<Result<Plan, InputError>> {
+        let on_the_road = self.on_the_road(id, begun);
+        let other_magics = self.other_magics(id);
+        let link = self.links.get(&id)?;
+        let master = self.masters.get(&link.rules.master).filter(|master| !master.doubtful)?;
+        let view = self.view.as_ref()?;
         let input = ReconcileInput::new(InputParts {
             rules: &link.rules,
             master: &master.snapshot,
@@ -124,25 +154,65 @@ impl Follower {
             symbols: &view.symbols,
             quotes: &self.quotes,
             other_magics: &other_magics,
-            busy: &busy,
+            busy,
             on_the_road: &on_the_road,
             confirmed: link.held.as_ref(),
             now: now.wall,
             limits: &self.settings.limits,
         });
-        let position = (master.snapshot.epoch, master.snapshot.seq);
-        let plan = match input {
-            Ok(input) => plan(&input),
-            Err(error) => {
-                tracing::error!(link = %id, %error, "this link cannot be reconciled");
-                if let Some(link) = self.links.get_mut(&id) {
-                    link.set_due(now.node.plus(READ_RETRY), reason);
-                }
-                return;
-            }
+        Some(input.map(|input| plan(&input)))
+    }
+
+    /// What has to be read for [`Follower::preview`]: how far back, and whose quotes. Nothing while no
+    /// session is open.
+    pub fn preview_needs(
+        &self,
+        now: Now,
+        only: Option<LinkId>,
+    ) -> Option<(Micros, BTreeSet<Symbol>)> {
+        let view = self.view.as_ref()?;
+        let mut needs = (now.wall, BTreeSet::new());
+        for (_, link) in self.links.iter().filter(|(id, _)| only.is_none_or(|only| only == **id)) {
+            let Some(master) = self.masters.get(&link.rules.master) else { continue };
+            let (rules, pairs, limits) = (&link.rules, &link.pairs, &self.settings.limits);
+            let since = history_needed_since(rules, &master.snapshot, pairs, now.wall, limits);
+            needs.0 = needs.0.min(since);
+            needs.1.extend(quotes_needed(rules, &master.snapshot, &view.symbols));
+        }
+        Some(needs)
+    }
+
+    /// What a reconcile would do now, from a complete read that began at `begun`; nothing is done.
+    /// What of it has its own time (the settle time, a refusal's wait) is in it as well.
+    pub fn preview(
+        &mut self,
+        now: Now,
+        begun: NodeTime,
+        read: &AccountRead,
+        only: Option<LinkId>,
+    ) -> Vec<Preview> {
+        for quote in &read.quotes {
+            self.set_quote(quote.clone());
+        }
+        let ids = self.links.keys().copied().filter(|id| only.is_none_or(|only| only == *id));
+        let preview = |link: LinkId| {
+            let busy = self.busy_tickets(link, &BTreeSet::new());
+            let plan = match self.plan_of(now, link, begun, &busy, read) {
+                None => Err("its master is in doubt, or was not heard yet".to_owned()),
+                Some(planned) => planned.map_err(|error| error.to_string()),
+            };
+            Preview { link, plan }
         };
-        effects.push(summary(id, reading, position, reason, &plan));
-        self.execute(now, id, reading, plan, &busy, effects);
+        ids.map(preview).collect()
+    }
+
+    /// Somebody wants a reconcile now, of one link or of all.
+    pub fn compare_now(&mut self, now: Now, only: Option<LinkId>) {
+        for (_, link) in
+            self.links.iter_mut().filter(|(id, _)| only.is_none_or(|only| only == **id))
+        {
+            link.set_due(now.node, Reason::Asked);
+        }
     }
 
     /// What a plan must not touch: orders on their way, what moved since the read began, and

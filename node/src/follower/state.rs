@@ -71,6 +71,8 @@ pub enum Reason {
     LateOpen,
     /// The settle time has passed.
     Settled,
+    /// Somebody asked for it.
+    Asked,
     /// Look for duplicates after a takeover.
     Audit,
     /// Nothing in particular.
@@ -98,6 +100,7 @@ impl Reason {
             Reason::Waiting => "waiting",
             Reason::LateOpen => "late_open",
             Reason::Settled => "settled",
+            Reason::Asked => "asked",
             Reason::Audit => "audit",
             Reason::Routine => "routine",
         }
@@ -618,6 +621,11 @@ impl Follower {
     /// The last price of a symbol, as the session has it; set before a feed event is given in.
     pub fn set_quote(&mut self, quote: Quote) {
         self.quotes.insert(quote.symbol.clone(), quote);
+    }
+
+    /// It copies on this link.
+    pub fn has_link(&self, link: LinkId) -> bool {
+        self.links.contains_key(&link)
     }
 
     /// Links whose broker does not keep our tags (H53).

@@ -60,6 +60,7 @@ pub const CHANNEL: &str = "lockstep_accounts";
 pub use cycle::{
     ClaimRequest, CycleRequest, Holdings, LeaseStep, LeaseTiming, Tenure, TenureKey, diff,
 };
+pub(crate) use store::leads_to_pooler;
 pub use store::{LeaseError, OwnershipStore, PostgresOwnership};
 pub use task::{LeaseHandle, LeaseSettings, LeaseState, start, watch_for_freezes};
 pub use term::{CycleNumber, LeaseTerm};

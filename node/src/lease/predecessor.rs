@@ -211,6 +211,18 @@ pub async fn take(
     Ok(StateLock { _file: Some(file), finding, proven_dead })
 }
 
+/// Whether a lock file in this folder would do; makes the folder if there is none, and leaves nothing
+/// else.
+pub fn check_folder(folder: &Path) -> Result<(), StateFolderError> {
+    std::fs::create_dir_all(folder).map_err(failed(folder, "make"))?;
+    let path = folder.join(format!(".doctor-{}", std::process::id()));
+    let file = OpenOptions::new().write(true).create_new(true).mode(0o600).open(&path);
+    let file = file.map_err(failed(&path, "open"))?;
+    let checked = check_local(&file, &path);
+    std::fs::remove_file(&path).map_err(failed(&path, "remove"))?;
+    checked
+}
+
 fn check_local(file: &File, path: &Path) -> Result<(), StateFolderError> {
     let kind = fstatfs(file).map_err(|e| failed(path, "look")(e.into()))?.f_type;
     #[allow(clippy::unnecessary_cast, reason = "the type differs between architectures")]

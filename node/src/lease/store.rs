@@ -233,12 +233,7 @@ async fn open(options: &PgConnectOptions, rule_pooler_out: bool) -> Result<Sessi
     let mut connection = options.connect().await.map_err(unreachable)?;
     if rule_pooler_out {
         let mut other = options.connect().await.map_err(unreachable)?;
-        let pids = (
-            backend_pid(&mut connection).await?,
-            backend_pid(&mut other).await?,
-            backend_pid(&mut connection).await?,
-        );
-        if pids.0 == pids.1 || pids.0 != pids.2 {
+        if leads_to_pooler(&mut connection, &mut other).await? {
             return Err(LeaseError::Pooler);
         }
     }
@@ -258,6 +253,16 @@ async fn open(options: &PgConnectOptions, rule_pooler_out: bool) -> Result<Sessi
     .await
     .unwrap_or(None);
     Ok(Session { connection, timeline: timeline.and_then(|number| u32::try_from(number).ok()) })
+}
+
+/// Whether two connections of one URL share server processes: a pooler hands them out by transaction.
+pub(crate) async fn leads_to_pooler(
+    connection: &mut PgConnection,
+    other: &mut PgConnection,
+) -> Result<bool, LeaseError> {
+    let pids =
+        (backend_pid(connection).await?, backend_pid(other).await?, backend_pid(connection).await?);
+    Ok(pids.0 == pids.1 || pids.0 != pids.2)
 }
 
 /// Asked without a prepared statement: through a pooler that would fail with an error that speaks

@@ -318,6 +318,7 @@ async fn enter(db: &mut PgConnection, paper_address: &str) {
             master: account(master),
             follower: account(follower),
             magic: None,
+            enabled: true,
             sizing: Sizing::Multiplier(multiplier.parse().unwrap()),
             below_min: BelowMin::Skip,
             above_max: AboveMax::Clamp,

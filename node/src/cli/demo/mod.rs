@@ -8,7 +8,7 @@ pub mod judge;
 mod live;
 mod world;
 
-use super::CliError;
+use super::{CliError, out};
 use crate::clock::NodeClock;
 use crate::history::{self, History, Step};
 use crate::player::{self, Player};
@@ -117,13 +117,12 @@ pub fn run(args: DemoArgs) -> Result<(), CliError> {
     finish(&args, report?)
 }
 
-#[allow(clippy::print_stdout, reason = "the verdict is the verb's answer")]
 fn finish(args: &DemoArgs, report: Report) -> Result<(), CliError> {
     if args.json {
         let text = serde_json::to_string(&report).map_err(std::io::Error::other)?;
-        println!("{text}");
+        out::line(text)?;
     } else {
-        println!("{}", live::verdict_text(&report.verdict, report.takeovers, report.takeover_s));
+        out::line(live::verdict_text(&report.verdict, report.takeovers, report.takeover_s))?;
     }
     if report.verdict.is_clean() && report.stopped_early {
         return Err(CliError::No("stopped before the history was played to its end".into()));

@@ -79,6 +79,7 @@ enum RoleWord {
     Node,
     Publisher,
     Monitor,
+    Operator,
 }
 
 impl User {
@@ -87,6 +88,7 @@ impl User {
             Role::Node => (RoleWord::Node, BTreeSet::new()),
             Role::Publisher(masters) => (RoleWord::Publisher, masters.clone()),
             Role::Monitor => (RoleWord::Monitor, BTreeSet::new()),
+            Role::Operator => (RoleWord::Operator, BTreeSet::new()),
         };
         let hash = bcrypt::hash_with_result(secret, HASH_COST)?;
         Ok(User { role, masters, secret_hash: hash.format_for_version(bcrypt::Version::TwoA) })
@@ -97,6 +99,7 @@ impl User {
             RoleWord::Node => Role::Node,
             RoleWord::Publisher => Role::Publisher(self.masters.clone()),
             RoleWord::Monitor => Role::Monitor,
+            RoleWord::Operator => Role::Operator,
         }
     }
 
@@ -108,6 +111,7 @@ impl User {
                 format!("publisher of {}", masters.join(", "))
             }
             RoleWord::Monitor => "monitor".to_owned(),
+            RoleWord::Operator => "operator".to_owned(),
         }
     }
 }

@@ -14,7 +14,7 @@ mod cluster;
 mod server;
 
 use super::table::{TableRow, print_rows};
-use super::{CliError, DatabaseArg, block_on};
+use super::{CliError, DatabaseArg, block_on, out};
 use crate::directory;
 use clap::{Args, Subcommand};
 use cluster::{Cluster, Server, User};
@@ -85,6 +85,9 @@ struct UserArgs {
     /// A user that only listens.
     #[arg(long = "monitor", value_name = "NAME", value_parser = user_name)]
     monitors: Vec<String>,
+    /// A user for a person: asks the nodes for a comparison or a hand-over, and hears their answers.
+    #[arg(long = "operator", value_name = "NAME", value_parser = user_name)]
+    operators: Vec<String>,
     #[command(flatten)]
     database: DatabaseArg,
 }
@@ -119,6 +122,7 @@ impl UserArgs {
             users.push((name, bus::Role::Publisher(BTreeSet::from_iter(masters))));
         }
         users.extend(named(self.monitors, bus::Role::Monitor));
+        users.extend(named(self.operators, bus::Role::Operator));
         Ok(users)
     }
 }
@@ -152,7 +156,6 @@ impl TableRow for UserRow {
 }
 
 /// Runs `lockstep nats`.
-#[allow(clippy::print_stdout, reason = "a verb answers on stdout")]
 pub fn run(args: NatsArgs) -> Result<(), CliError> {
     match args.verb {
         NatsVerb::Init { folder, servers, users } => init(&folder, servers, users.users()?),
@@ -160,11 +163,12 @@ pub fn run(args: NatsArgs) -> Result<(), CliError> {
             let mut cluster = read(&folder)?;
             let users = users.users()?;
             if users.is_empty() {
-                return Err(CliError::Usage("give --node, --publisher or --monitor".to_owned()));
+                return Err(CliError::Usage(
+                    "give --node, --publisher, --monitor or --operator".to_owned(),
+                ));
             }
             add_users(&folder, &mut cluster, users)?;
-            println!("{RELOAD}");
-            Ok(())
+            out::line(RELOAD)
         }
         NatsVerb::Remove { folder, user } => {
             let mut cluster = read(&folder)?;
@@ -182,8 +186,7 @@ pub fn run(args: NatsArgs) -> Result<(), CliError> {
                 }
                 Ok(()) | Err(_) => {}
             }
-            println!("{RELOAD}");
-            Ok(())
+            out::line(RELOAD)
         }
         NatsVerb::List { folder, json } => {
             let cluster = read(&folder)?;
@@ -196,12 +199,11 @@ pub fn run(args: NatsArgs) -> Result<(), CliError> {
                     hears: subjects.subscribe,
                 }
             });
-            Ok(print_rows(&rows.collect::<Vec<_>>(), json)?)
+            print_rows(&rows.collect::<Vec<_>>(), json)
         }
     }
 }
 
-#[allow(clippy::print_stdout, reason = "a verb answers on stdout")]
 fn init(
     folder: &Path,
     servers: Vec<Server>,
@@ -227,9 +229,11 @@ fn init(
     made?;
     let homes: Vec<String> =
         cluster.servers.iter().map(|s| folder.join(s.folder()).display().to_string()).collect();
-    println!("on each server's machine: copy its folder there ({}), then", homes.join(", "));
-    println!("  cd THAT_FOLDER && nats-server -c nats.conf");
-    Ok(())
+    out::line(format_args!(
+        "on each server's machine: copy its folder there ({}), then\n  \
+         cd THAT_FOLDER && nats-server -c nats.conf",
+        homes.join(", ")
+    ))
 }
 
 fn write_new(
@@ -254,7 +258,6 @@ fn write_new(
 }
 
 /// New users with new secrets, and their files of settings.
-#[allow(clippy::print_stdout, reason = "a verb answers on stdout")]
 fn add_users(
     folder: &Path,
     cluster: &mut Cluster,
@@ -283,14 +286,16 @@ fn add_users(
     write_servers(folder, cluster)?;
     for (path, text, role) in settings {
         write(&path, &text, Secrecy::Secret)?;
-        println!("{}: {role}", path.display());
+        out::line(format_args!("{}: {role}", path.display()))?;
     }
     Ok(())
 }
 
 /// To a server without any user everybody may say everything.
 fn no_users() -> CliError {
-    CliError::Usage("a cluster needs a user: --node, --publisher or --monitor".to_owned())
+    CliError::Usage(
+        "a cluster needs a user: --node, --publisher, --monitor or --operator".to_owned(),
+    )
 }
 
 fn check_names(cluster: &Cluster, users: &[(String, bus::Role)]) -> Result<(), CliError> {

@@ -119,3 +119,40 @@ fn whatever_comes_during_a_read_makes_one_more() {
     world.pass(seconds(1));
     assert_eq!(world.read_times.len(), before + 2);
 }
+
+#[test]
+fn a_preview_says_what_a_reconcile_would_do_and_does_nothing() {
+    let mut world = World::copying();
+    world.calm(seconds(20));
+    world.unheard(MASTER, Change::PositionOpened(world.position(1)));
+    world.snapshots();
+    let now = world.now();
+    let (since, _) = world.follower.preview_needs(now, None).unwrap();
+    let read = world.take_read(since);
+    let steps = |world: &mut World, read| {
+        let previews = world.follower.preview(now, now.node, read, None);
+        let plan = previews.into_iter().next().unwrap().plan;
+        plan.map(|plan| plan.actions.iter().map(|action| action.steps[0].as_str()).collect())
+    };
+    let opens: Result<Vec<&str>, String> = Ok(vec!["open_copy"]);
+    assert_eq!(steps(&mut world, &read), opens);
+    // Twice the same: the first has changed nothing, and nothing is on its way.
+    assert_eq!(steps(&mut world, &read), opens);
+    assert_eq!(world.actions(1), [""; 0]);
+    world.doubt();
+    assert!(steps(&mut world, &read).unwrap_err().contains("doubt"));
+}
+
+#[test]
+fn a_reconcile_that_somebody_asks_for_is_made_at_once_and_no_storm_comes_of_many() {
+    let mut world = World::copying();
+    world.calm(seconds(20));
+    let before = world.read_times.len();
+    for _ in 0..20 {
+        let now = world.now();
+        world.follower.compare_now(now, None);
+        world.calm(Duration::from_millis(500));
+    }
+    assert!(world.read_times.len() >= before + 2, "{:?}", world.read_times);
+    assert_no_storm(&world.read_times);
+}

@@ -1,0 +1,201 @@
+//! The SQL of a file that is applied. One transaction; another one that applies a file waits for it.
+
+use super::diff::{CONNECTION_WORDS, Step, Stored, StoredAccount, StoredLink};
+use crate::directory::{self, DirectoryError, NewAccount, NewLink};
+use reconcile::LinkRules;
+use schemas::{AccountId, LinkId};
+use sqlx::types::Json;
+use sqlx::{PgConnection, Row};
+use std::collections::BTreeMap;
+
+/// Everything that a file is compared with.
+pub(super) async fn read(db: &mut PgConnection) -> Result<Stored, DirectoryError> {
+    sqlx::query("select pg_advisory_xact_lock(hashtext('lockstep_apply'))")
+        .execute(&mut *db)
+        .await?;
+    let open = open_copies(db).await?;
+    let rows = directory::list_accounts(db).await?;
+    let names: BTreeMap<AccountId, String> =
+        rows.iter().map(|row| (row.id, row.name.clone())).collect();
+    let states = link_states(db).await?;
+    let mut links = Vec::new();
+    for follower in rows.iter().map(|row| row.id) {
+        for rules in directory::load_links(db, follower).await? {
+            let name = |id: AccountId| names.get(&id).cloned().unwrap_or_default();
+            let (enabled, is_removed) = states.get(&rules.link).copied().unwrap_or((false, true));
+            links.push(StoredLink {
+                id: rules.link,
+                master: name(rules.master),
+                follower: name(rules.follower),
+                copies_open: open.get(&rules.link).copied().unwrap_or(0),
+                is_removed,
+                link: link_of(rules, enabled),
+            });
+        }
+    }
+    links.sort_by_key(|link| link.id);
+    let copies_of = |id: AccountId| {
+        let touches = |l: &&StoredLink| l.link.master == id || l.link.follower == id;
+        links.iter().filter(touches).map(|link| link.copies_open).sum()
+    };
+    let accounts = rows.into_iter().map(|row| StoredAccount {
+        id: row.id,
+        is_owned: row.node.is_some(),
+        copies_open: copies_of(row.id),
+        account: NewAccount {
+            name: row.name,
+            platform: row.platform,
+            connection: row.connection,
+            enabled: row.enabled,
+        },
+    });
+    Ok(Stored { accounts: accounts.collect(), links })
+}
+
+async fn open_copies(db: &mut PgConnection) -> Result<BTreeMap<LinkId, i64>, DirectoryError> {
+    let rows = sqlx::query(
+        "select link_id, count(*) as open from pairs \
+         where state in ('sending', 'open', 'closing') group by link_id",
+    );
+    let rows = rows.fetch_all(db).await?;
+    let open = rows
+        .iter()
+        .filter_map(|row| Some((LinkId::from_i64(row.get("link_id")).ok()?, row.get("open"))));
+    Ok(open.collect())
+}
+
+/// Whether each link is on, and whether it was removed.
+async fn link_states(
+    db: &mut PgConnection,
+) -> Result<BTreeMap<LinkId, (bool, bool)>, DirectoryError> {
+    let rows = sqlx::query("select id, enabled, deleted_at is not null as removed from copy_links");
+    let rows = rows.fetch_all(db).await?;
+    let states = rows.iter().filter_map(|row| {
+        Some((LinkId::from_i64(row.get("id")).ok()?, (row.get("enabled"), row.get("removed"))))
+    });
+    Ok(states.collect())
+}
+
+fn link_of(rules: LinkRules, enabled: bool) -> NewLink {
+    NewLink {
+        master: rules.master,
+        follower: rules.follower,
+        magic: Some(rules.magic),
+        enabled,
+        sizing: rules.sizing,
+        below_min: rules.below_min,
+        above_max: rules.above_max,
+        align_contract: rules.align_contract,
+        slippage_points: rules.slippage_points,
+        copy_stops: rules.copy_stops,
+        copy_pendings: rules.copy_pendings,
+        reverse: rules.reverse,
+        sync_existing: rules.sync_existing,
+        symbol_map: rules.symbol_map,
+        symbol_suffix: rules.symbol_suffix,
+    }
+}
+
+/// Makes one change. False where the row is not any more what the change was made for.
+pub(super) async fn make(db: &mut PgConnection, step: &Step) -> Result<bool, DirectoryError> {
+    match step {
+        Step::AddAccount(new) => directory::add_account(db, new).await.map(|_| true),
+        Step::ChangeAccount { id, to } => change_account(db, *id, to).await,
+        Step::SwitchAccountOff { id } => {
+            directory::enable_account(db, *id, false).await.map(|_| true)
+        }
+        Step::AddLink { master, follower, link } => {
+            let master = directory::account_id(db, master).await?;
+            let follower = directory::account_id(db, follower).await?;
+            let new = NewLink { master, follower, ..link.clone() };
+            directory::add_link(db, &new).await.map(|_| true)
+        }
+        Step::ChangeLink { id, to } => change_link(db, *id, to).await,
+        Step::RemoveLink { id } => remove_link(db, *id).await,
+    }
+}
+
+/// What it is at its broker changes only where nobody can have a session of it.
+async fn change_account(
+    db: &mut PgConnection,
+    id: AccountId,
+    to: &NewAccount,
+) -> Result<bool, DirectoryError> {
+    let words: Vec<String> = CONNECTION_WORDS.iter().map(|word| (*word).to_owned()).collect();
+    let changed = sqlx::query(
+        "update trading_accounts set platform = $2, connection = (connection - $4) || $3 \
+         where id = $1 and (platform <> $2 or connection <> (connection - $4) || $3) \
+         and not enabled and node_id is null",
+    )
+    .bind(id.as_i64())
+    .bind(&to.platform)
+    .bind(&to.connection)
+    .bind(&words)
+    .execute(&mut *db)
+    .await?
+    .rows_affected()
+        > 0;
+    let differs: bool = sqlx::query_scalar(
+        "select platform <> $2 or connection <> (connection - $4) || $3 \
+         from trading_accounts where id = $1",
+    )
+    .bind(id.as_i64())
+    .bind(&to.platform)
+    .bind(&to.connection)
+    .bind(&words)
+    .fetch_one(&mut *db)
+    .await?;
+    let switched = directory::enable_account(db, id, to.enabled).await?;
+    Ok(!differs && (changed || switched))
+}
+
+async fn change_link(
+    db: &mut PgConnection,
+    id: LinkId,
+    to: &NewLink,
+) -> Result<bool, DirectoryError> {
+    let (sizing, value) = directory::sizing_columns(&to.sizing);
+    let changed = sqlx::query(
+        "update copy_links set magic = coalesce($2, magic), sizing = $3, sizing_value = $4, \
+         below_min = $5, above_max = $6, align_contract = $7, slippage_points = $8, copy_stops = $9, \
+         copy_pendings = $10, reverse = $11, sync_existing = $12, symbol_map = $13, symbol_suffix = $14 \
+         where id = $1 and deleted_at is null and (magic = coalesce($2, magic) or not enabled and not exists \
+         (select 1 from pairs where link_id = $1 and state in ('sending', 'open', 'closing')))",
+    )
+    .bind(id.as_i64())
+    .bind(to.magic.map(|magic| magic.get() as i32))
+    .bind(sizing)
+    .bind(value)
+    .bind(to.below_min_word())
+    .bind(to.above_max_word())
+    .bind(to.align_contract)
+    .bind(i32::try_from(to.slippage_points).unwrap_or(i32::MAX))
+    .bind(to.copy_stops)
+    .bind(to.copy_pendings)
+    .bind(to.reverse)
+    .bind(to.sync_existing)
+    .bind(Json(&to.symbol_map))
+    .bind(&to.symbol_suffix)
+    .execute(&mut *db)
+    .await?;
+    if changed.rows_affected() == 0 {
+        return Ok(false);
+    }
+    let is_on: bool = sqlx::query_scalar("select enabled from copy_links where id = $1")
+        .bind(id.as_i64())
+        .fetch_one(&mut *db)
+        .await?;
+    // Switching on looks anew whether the broker keeps tags; a link that is on stays as it is.
+    if is_on != to.enabled {
+        directory::enable_link(db, id, to.enabled).await?;
+    }
+    Ok(true)
+}
+
+/// Marked, never deleted: its copies are followed to their end, and its magic stays its own.
+async fn remove_link(db: &mut PgConnection, id: LinkId) -> Result<bool, DirectoryError> {
+    let removed = sqlx::query(
+        "update copy_links set deleted_at = clock_timestamp() where id = $1 and deleted_at is null",
+    );
+    Ok(removed.bind(id.as_i64()).execute(db).await?.rows_affected() > 0)
+}

@@ -1,0 +1,197 @@
+//! `lockstep lease`: who owns which account, and handing one over.
+//!
+//! Invariant: a lease is given back by its owner alone, when nothing of it is in flight and nothing
+//! unwritten. This asks the owner, and never writes the columns of the lease.
+
+use super::ask::{ask, owner};
+use super::on_bus::BusArg;
+use super::table::{TableRow, or_dash, print_rows};
+use super::{CliError, DatabaseArg, block_on, out};
+use clap::{Args, Subcommand};
+use schemas::codec::VERSION;
+use schemas::control::{ControlRequest, ControlVerb};
+use serde::Serialize;
+use sqlx::{PgConnection, Row};
+use std::time::Duration;
+
+/// Longest wait until an account has left its owner: so long it looks for a moment without an order on
+/// its way (30 s), then for the last answers (30 s) and rows (10 s).
+const HANDED_OVER_WITHIN: Duration = Duration::from_secs(75);
+/// Longest wait for the next owner after that; others are told of a free account at once.
+const TAKEN_WITHIN: Duration = Duration::from_secs(10);
+/// Time between two looks.
+const LOOK: Duration = Duration::from_millis(200);
+
+/// Arguments of `lockstep lease`.
+#[derive(Debug, Args)]
+pub struct LeaseArgs {
+    #[command(flatten)]
+    database: DatabaseArg,
+    /// Print JSON.
+    #[arg(long, global = true)]
+    json: bool,
+    #[command(subcommand)]
+    verb: LeaseVerb,
+}
+
+#[derive(Debug, Subcommand)]
+enum LeaseVerb {
+    /// List every account with its lease.
+    List,
+    /// Have the owner hand an account over to another node, as it does when it is stopped.
+    Release(ReleaseArgs),
+}
+
+#[derive(Debug, Args)]
+struct ReleaseArgs {
+    /// Name or number of the account.
+    account: String,
+    #[command(flatten)]
+    bus: BusArg,
+}
+
+/// The lease of an account.
+#[derive(Debug, Serialize)]
+struct Lease {
+    account: String,
+    platform: String,
+    enabled: bool,
+    node: Option<String>,
+    /// Seconds until it ends by the database's clock; below 0 when it has ended.
+    lease_left_s: Option<f64>,
+    token: i64,
+    /// Seconds since the tenure began; without an owner since it has none.
+    since_s: Option<f64>,
+    /// Tenures begun since the last one that went well for five minutes.
+    starts: i32,
+    /// What its session last said in this tenure.
+    session: Option<String>,
+}
+
+impl TableRow for Lease {
+    const HEAD: &'static [&'static str] = &[
+        "account",
+        "platform",
+        "enabled",
+        "node",
+        "lease left",
+        "token",
+        "since",
+        "starts",
+        "session",
+    ];
+    fn cells(&self) -> Vec<String> {
+        vec![
+            self.account.clone(),
+            self.platform.clone(),
+            if self.enabled { "yes" } else { "no" }.into(),
+            or_dash(self.node.clone()),
+            or_dash(self.lease_left_s.map(|s| format!("{s:.1} s"))),
+            self.token.to_string(),
+            or_dash(self.since_s.map(|s| format!("{s:.0} s"))),
+            self.starts.to_string(),
+            or_dash(self.session.clone()),
+        ]
+    }
+}
+
+async fn list(db: &mut PgConnection) -> Result<Vec<Lease>, sqlx::Error> {
+    let rows = sqlx::query(
+        "select a.name, a.platform, a.enabled, a.node_id, a.lease_token, a.starts, s.session, \
+         extract(epoch from nullif(a.lease_until, '-infinity') - clock_timestamp())::float8 as left_s, \
+         extract(epoch from clock_timestamp() - nullif(case when a.node_id is null then a.free_since \
+             else a.tenure_since end, '-infinity'))::float8 as since_s \
+         from trading_accounts a left join account_status s on s.account_id = a.id \
+             and s.lease_token = a.lease_token and a.node_id is not null order by a.id",
+    )
+    .fetch_all(db)
+    .await?;
+    let lease = |row: &sqlx::postgres::PgRow| {
+        let node: Option<String> = row.get("node_id");
+        Lease {
+            account: row.get("name"),
+            platform: row.get("platform"),
+            enabled: row.get("enabled"),
+            lease_left_s: node.as_ref().and_then(|_| row.get("left_s")),
+            node,
+            token: row.get("lease_token"),
+            since_s: row.get("since_s"),
+            starts: row.get("starts"),
+            session: row.get("session"),
+        }
+    };
+    Ok(rows.iter().map(lease).collect())
+}
+
+/// What became of a release.
+#[derive(Debug, Serialize)]
+struct Released {
+    account: String,
+    from: String,
+    /// The next owner; nothing if nobody had taken it yet.
+    to: Option<String>,
+    token: i64,
+}
+
+/// Runs `lockstep lease`.
+pub fn run(args: LeaseArgs) -> Result<(), CliError> {
+    block_on(async {
+        let mut db = args.database.connect().await?;
+        match args.verb {
+            LeaseVerb::List => print_rows(&list(&mut db).await?, args.json),
+            LeaseVerb::Release(release) => {
+                let released = self::release(&mut db, &release).await?;
+                if args.json {
+                    return out::json(&released);
+                }
+                let Released { account, from, to, token } = released;
+                let to = to.unwrap_or_else(|| "nobody yet: the others look again soon".to_owned());
+                out::line(format_args!(
+                    "account {account} left {from}, now owned by {to} (token {token})"
+                ))
+            }
+        }
+    })?
+}
+
+async fn release(db: &mut PgConnection, args: &ReleaseArgs) -> Result<Released, CliError> {
+    let before = owner(db, &args.account).await?;
+    let account = before.account;
+    let request = ControlRequest { v: VERSION, account, verb: ControlVerb::Release, link: None };
+    let from = ask(&args.bus, &before, &request).await?.node.to_string();
+    let left = until(db, &args.account, HANDED_OVER_WITHIN, |now| {
+        now.node.as_ref() != Some(&from) || now.token != before.token
+    });
+    if left.await?.is_none() {
+        return Err(CliError::No(format!(
+            "account {}: {from} still has it after {HANDED_OVER_WITHIN:?}: an order was always on its \
+             way, or its last answers and rows did not come",
+            before.name
+        )));
+    }
+    let taken = until(db, &args.account, TAKEN_WITHIN, |now| {
+        now.node.is_some() && now.token != before.token
+    });
+    let to = taken.await?;
+    let token = to.as_ref().map_or(before.token, |now| now.token);
+    Ok(Released { account: before.name, from, to: to.and_then(|now| now.node), token })
+}
+
+/// Looks until it is so; nothing if it is not within the limit.
+async fn until(
+    db: &mut PgConnection,
+    account: &str,
+    limit: Duration,
+    is_so: impl Fn(&super::ask::Owned) -> bool,
+) -> Result<Option<super::ask::Owned>, CliError> {
+    let looking = async {
+        loop {
+            let now = owner(db, account).await?;
+            if is_so(&now) {
+                return Ok(now);
+            }
+            tokio::time::sleep(LOOK).await;
+        }
+    };
+    tokio::time::timeout(limit, looking).await.ok().transpose()
+}
