@@ -3,6 +3,7 @@
 //! Each module says what it decides, and which invariants it keeps.
 
 pub mod account;
+pub mod api;
 pub mod broker;
 pub mod causes;
 pub mod cli;
@@ -20,4 +21,5 @@ pub mod notes;
 pub mod player;
 pub mod stamps;
 pub mod story;
+pub mod tape;
 pub mod writer;

@@ -11,12 +11,13 @@ use reconcile::{CloseCause, EndedHow, FailReason, FoundBy, SkipReason};
 use schemas::{LinkId, MasterTicket, RejectClass};
 use serde::Serialize;
 use sqlx::{PgConnection, Row};
+use utoipa::ToSchema;
 
 /// Events that are read at most; a trade has some ten.
 const EVENTS_MAX: i64 = 1_000;
 
 /// Everything there is to say of it.
-#[derive(Debug, Serialize)]
+#[derive(Debug, Serialize, ToSchema)]
 pub struct Story {
     /// Number of the link.
     pub link: i64,
@@ -37,7 +38,7 @@ pub struct Story {
 }
 
 /// A pair's row.
-#[derive(Debug, Clone, Default, Serialize)]
+#[derive(Debug, Clone, Default, Serialize, ToSchema)]
 pub struct PairTold {
     /// `sending`, `open`, `closing`, `closed`, `failed` or `skipped`.
     pub state: String,
@@ -48,7 +49,7 @@ pub struct PairTold {
 }
 
 /// An event's row, and what it means.
-#[derive(Debug, Clone, Default, Serialize)]
+#[derive(Debug, Clone, Default, Serialize, ToSchema)]
 pub struct EventTold {
     /// When, UTC.
     pub at: String,

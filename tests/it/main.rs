@@ -4,6 +4,7 @@
 
 #![allow(clippy::unwrap_used, reason = "tests")]
 
+mod api;
 mod blocking;
 mod broker;
 mod bus;

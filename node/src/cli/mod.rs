@@ -14,6 +14,7 @@ pub mod paper_ctl;
 pub mod publish;
 pub mod status;
 pub mod table;
+pub mod token;
 pub mod why;
 
 use clap::{Parser, Subcommand};
@@ -41,6 +42,8 @@ enum Verb {
     Link(link::LinkArgs),
     /// Make the configuration of a NATS cluster that knows who may say what, and its users.
     Nats(nats::NatsArgs),
+    /// Make, list and take back the tokens of those who may use the API.
+    Token(token::TokenArgs),
     /// Who owns what, right now.
     Status(status::StatusArgs),
     /// Why a trade was copied, or was not: its story on one link.
@@ -111,6 +114,7 @@ pub fn main() -> ExitCode {
         Verb::Account(args) => account::run(args),
         Verb::Link(args) => link::run(args),
         Verb::Nats(args) => nats::run(args),
+        Verb::Token(args) => token::run(args),
         Verb::Status(args) => status::run(args),
         Verb::Why(args) => why::run(args),
         Verb::Demo(args) => demo::run(args),

@@ -1,7 +1,8 @@
 //! `lockstep node`: wires a node together, and takes it apart in the right order.
 //!
 //! Threads and runtimes: the lease has its own thread and runtime; the hot runtime carries
-//! bus, sessions and followers; the slow one the writer, reads of the directory and metrics.
+//! bus, sessions and followers; the slow one the writer, reads of the directory and metrics; the API
+//! has its own thread and runtime as well.
 //! The end is the other way round: sessions drain, rows are written, leases are given back.
 
 use super::{CliError, block_on};
@@ -9,6 +10,7 @@ use crate::account::asking::OpenSessions;
 use crate::account::link_changes;
 use crate::account::manager::Manager;
 use crate::account::session::NodeContext;
+use crate::api;
 use crate::broker::executor::Executor;
 use crate::clock::NodeClock;
 use crate::config::{BlockingThreads, NodeConfig, ProcessVars};
@@ -20,6 +22,7 @@ use crate::lease::predecessor::{self, Boot};
 use crate::lease::{self, LeaseSettings, PostgresOwnership};
 use crate::notes::Notes;
 use crate::stamps::Stamps;
+use crate::tape::Tape;
 use crate::writer::store::PgRows;
 use crate::writer::{Writer, WriterConfig};
 use bus::{ClientSettings, FeedSettings, Feeds};
@@ -173,6 +176,7 @@ fn run_on(
         })?,
         None => Stamps::default(),
     };
+    let api_listen = config.api_listen;
     let feeds = Feeds::new(bus.clone(), feed_settings, hot.handle().clone());
     let (last_notes, last_stamps) = (notes.clone(), stamps.clone());
     let context = Arc::new(NodeContext {
@@ -188,12 +192,20 @@ fn run_on(
         rows,
         directory: Directory::new(pool),
         executor,
+        tape: if api_listen.is_some() { Tape::on() } else { Tape::default() },
         open_sessions: OpenSessions::default(),
         slow: slow.handle().clone(),
         hot: hot.handle().clone(),
     });
     let (links_raised, links) = watch::channel(0);
     slow.spawn(link_changes::listen(url, links_raised));
+    let api = match api_listen {
+        Some(listen) => Some(
+            api::start(listen, Arc::clone(&context), lease.state())
+                .map_err(|e| CliError::missing(format!("LOCKSTEP_API_LISTEN {listen}"), e))?,
+        ),
+        None => None,
+    };
     let (stop, stopping) = watch::channel(false);
     let manager = Manager::new(context, lease.commands(), lease.state(), links);
     let managed = slow.spawn(manager.run(stopping, DRAIN_LIMIT));
@@ -209,6 +221,7 @@ fn run_on(
         lease.shutdown().await;
         Ok::<(), CliError>(())
     })?;
+    drop(api);
     drop(ticker);
     last_notes.flush(NOTES_LIMIT);
     last_stamps.write();
