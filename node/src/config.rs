@@ -80,6 +80,7 @@ const BUSY_POLL: &str = "LOCKSTEP_BUSY_POLL";
 const BLOCKING_FOLLOWERS: &str = "LOCKSTEP_BLOCKING_FOLLOWERS";
 const BLOCKING_THREADS_MAX: &str = "LOCKSTEP_BLOCKING_THREADS_MAX";
 const METRICS_LISTEN: &str = "LOCKSTEP_METRICS_LISTEN";
+const API_LISTEN: &str = "LOCKSTEP_API_LISTEN";
 const LOG: &str = "LOCKSTEP_LOG";
 const EVENT_LOG: &str = "LOCKSTEP_EVENT_LOG";
 const OWN_TIME_LOG: &str = "LOCKSTEP_OWN_TIME_LOG";
@@ -220,6 +221,12 @@ pub const SETTINGS: &[Setting] = &[
         METRICS_LISTEN,
         Some("127.0.0.1:9464"),
         "address for /metrics; local only unless you say otherwise",
+    ),
+    setting(
+        API_LISTEN,
+        Some(""),
+        "address for the API, and for /livez and /readyz; empty means none. It speaks plain HTTP: a \
+         local address, or one behind a proxy that has a certificate",
     ),
     setting(
         EVENT_LOG,
@@ -400,6 +407,8 @@ pub struct NodeConfig {
     pub blocking_threads_max: u32,
     /// `LOCKSTEP_METRICS_LISTEN`
     pub metrics_listen: SocketAddr,
+    /// `LOCKSTEP_API_LISTEN`; nothing where it is empty.
+    pub api_listen: Option<SocketAddr>,
     /// `LOCKSTEP_EVENT_LOG`; nothing where it is empty.
     pub event_log: Option<PathBuf>,
     /// `LOCKSTEP_OWN_TIME_LOG`; nothing where it is empty.
@@ -447,6 +456,7 @@ impl NodeConfig {
             blocking_followers: reader.number(BLOCKING_FOLLOWERS, 0, 10_000),
             blocking_threads_max: reader.number(BLOCKING_THREADS_MAX, 1, 32_768),
             metrics_listen: reader.address(METRICS_LISTEN),
+            api_listen: reader.maybe_address(API_LISTEN),
             event_log: reader.file(EVENT_LOG),
             own_time_log: reader.file(OWN_TIME_LOG),
             log: reader.text(LOG),
@@ -516,6 +526,7 @@ impl NodeConfig {
             (BLOCKING_FOLLOWERS, self.blocking_followers.to_string()),
             (BLOCKING_THREADS_MAX, self.blocking_threads_max.to_string()),
             (METRICS_LISTEN, self.metrics_listen.to_string()),
+            (API_LISTEN, self.api_listen.map(|listen| listen.to_string()).unwrap_or_default()),
             (EVENT_LOG, path(self.event_log.as_ref())),
             (OWN_TIME_LOG, path(self.own_time_log.as_ref())),
             (LOG, self.log.clone()),
@@ -851,6 +862,18 @@ impl Reader<'_> {
             );
         }
         name
+    }
+
+    fn maybe_address(&mut self, name: &'static str) -> Option<SocketAddr> {
+        let text = self.text(name);
+        if text.is_empty() {
+            return None;
+        }
+        let address = text.parse().ok();
+        if address.is_none() {
+            self.fault(name, &text, "must be an address and a port, like 127.0.0.1:9470");
+        }
+        address
     }
 
     fn address(&mut self, name: &'static str) -> SocketAddr {

@@ -119,6 +119,15 @@ fn state_folder_is_off_by_default_and_must_not_depend_on_where_the_node_was_star
 }
 
 #[test]
+fn api_is_off_by_default_and_needs_an_address_and_a_port() {
+    assert_eq!(read(&[]).api_listen, None);
+    let config = read(&[("LOCKSTEP_API_LISTEN", "127.0.0.1:9470")]);
+    assert_eq!(config.api_listen, Some(([127, 0, 0, 1], 9470).into()));
+    let faults = faults(&[("LOCKSTEP_API_LISTEN", "9470")]);
+    assert!(faults[0].starts_with("LOCKSTEP_API_LISTEN must be an address"), "{faults:?}");
+}
+
+#[test]
 fn missing_database_is_a_fault() {
     let error = NodeConfig::from_vars(&BTreeMap::new()).unwrap_err();
     assert_eq!(error.to_string(), "1 setting is wrong:\n  LOCKSTEP_DATABASE_URL is missing");

@@ -20,6 +20,7 @@ use sqlx::types::Json;
 use sqlx::{PgConnection, Row};
 use std::collections::BTreeMap;
 use time::OffsetDateTime;
+use utoipa::ToSchema;
 
 /// Why rows could not be read or written.
 #[derive(Debug, thiserror::Error)]
@@ -48,7 +49,7 @@ pub enum DirectoryError {
 }
 
 /// What a person allows; in the order of strictness.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize, ToSchema)]
 #[serde(rename_all = "snake_case")]
 pub enum Mode {
     /// Opens, changes and closes.
@@ -133,6 +134,10 @@ pub struct NewAccount {
 pub struct LinkRow {
     /// Number.
     pub id: LinkId,
+    /// Number of the master.
+    pub master_id: AccountId,
+    /// Number of the follower.
+    pub follower_id: AccountId,
     /// Name of the master.
     pub master: String,
     /// Name of the follower.
@@ -422,14 +427,25 @@ pub fn sizing_from(word: &str, value: Decimal) -> Result<Sizing, String> {
 
 /// All links that were not deleted, by number.
 pub async fn list_links(db: &mut PgConnection) -> Result<Vec<LinkRow>, DirectoryError> {
+    links_after(db, 0, i64::MAX).await
+}
+
+/// So many links that were not deleted, by number, from the one after this number on.
+pub async fn links_after(
+    db: &mut PgConnection,
+    after: i64,
+    limit: i64,
+) -> Result<Vec<LinkRow>, DirectoryError> {
     let rows = sqlx::query(
-        "select l.id, m.name as master, f.name as follower, l.magic, l.enabled, l.sizing, l.sizing_value, l.mode, \
+        "select l.id, l.master_id, l.follower_id, m.name as master, f.name as follower, l.magic, l.enabled, l.sizing, l.sizing_value, l.mode, \
          l.deleted_at, m.mode as master_mode, f.mode as follower_mode, (select mode from fleet_mode) as fleet_mode, \
          l.slippage_points, l.copy_from, l.below_min, l.above_max, l.align_contract, l.copy_stops, \
          l.copy_pendings, l.reverse, l.sync_existing, l.symbol_map, l.symbol_suffix, l.untaggable_since from copy_links l \
          join trading_accounts m on m.id = l.master_id join trading_accounts f on f.id = l.follower_id \
-         where l.deleted_at is null order by l.id",
+         where l.deleted_at is null and l.id > $1 order by l.id limit $2",
     )
+    .bind(after)
+    .bind(limit)
     .fetch_all(db)
     .await?;
     rows.iter()
@@ -437,6 +453,8 @@ pub async fn list_links(db: &mut PgConnection) -> Result<Vec<LinkRow>, Directory
             let id: i64 = row.get("id");
             Ok(LinkRow {
                 id: checked("copy_links", id, "id", LinkId::from_i64(id))?,
+                master_id: account_of(row, id, "master_id")?,
+                follower_id: account_of(row, id, "follower_id")?,
                 master: row.get("master"),
                 follower: row.get("follower"),
                 magic: magic(row, id)?,
@@ -580,8 +598,8 @@ fn link_rules(row: &PgRow) -> Result<LinkRules, DirectoryError> {
     let modes = modes_of(row, id)?;
     Ok(LinkRules {
         link: checked(table, id, "id", LinkId::from_i64(id))?,
-        master: checked(table, id, "master_id", AccountId::from_i64(row.get("master_id")))?,
-        follower: checked(table, id, "follower_id", AccountId::from_i64(row.get("follower_id")))?,
+        master: account_of(row, id, "master_id")?,
+        follower: account_of(row, id, "follower_id")?,
         magic: magic(row, id)?,
         copy_from: micros(row.get("copy_from")),
         sync_existing: row.get("sync_existing"),
@@ -635,7 +653,7 @@ fn effective_mode(row: &PgRow, id: i64) -> Result<Mode, DirectoryError> {
 }
 
 /// A mode, whose row has to be there.
-fn mode(
+pub(crate) fn mode(
     row: &PgRow,
     table: &'static str,
     id: i64,
@@ -645,6 +663,10 @@ fn mode(
     let word: Option<&str> = row.get(column);
     let word = word.ok_or_else(|| wrong("there is no row that says it".to_owned()))?;
     word.parse().map_err(|error: NoMode| wrong(error.to_string()))
+}
+
+fn account_of(row: &PgRow, id: i64, column: &'static str) -> Result<AccountId, DirectoryError> {
+    checked("copy_links", id, column, AccountId::from_i64(row.get(column)))
 }
 
 fn magic(row: &PgRow, id: i64) -> Result<Magic, DirectoryError> {

@@ -242,6 +242,11 @@ impl Gate {
         self.look(account, now, Duration::ZERO).ok().map(|(permission, _)| permission)
     }
 
+    /// Why an order for this account could not leave now, if it could not; nothing is counted.
+    pub fn denied(&self, account: AccountId, now: NodeTime, reserve: Duration) -> Option<Denied> {
+        self.look(account, now, reserve).err()
+    }
+
     /// How many accounts have a permission that is good at `now`.
     pub fn permitted(&self, now: NodeTime) -> usize {
         let state = self.inner.state.read();

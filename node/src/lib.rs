@@ -3,6 +3,7 @@
 //! Each module says what it decides, and which invariants it keeps.
 
 pub mod account;
+pub mod api;
 pub mod broker;
 pub mod causes;
 pub mod cli;
@@ -23,4 +24,5 @@ pub mod roles;
 pub mod stamps;
 pub mod story;
 pub mod uptime;
+pub mod tape;
 pub mod writer;

@@ -12,12 +12,13 @@ use schemas::{LinkId, MasterTicket, RejectClass};
 use serde::Serialize;
 use sqlx::postgres::PgRow;
 use sqlx::{PgConnection, Row};
+use utoipa::ToSchema;
 
 /// Events that are read at most; a trade has some ten.
 const EVENTS_MAX: i64 = 1_000;
 
 /// Everything there is to say of it.
-#[derive(Debug, Serialize)]
+#[derive(Debug, Serialize, ToSchema)]
 pub struct Story {
     /// Number of the link.
     pub link: i64,
@@ -38,7 +39,7 @@ pub struct Story {
 }
 
 /// A pair's row.
-#[derive(Debug, Clone, Default, Serialize)]
+#[derive(Debug, Clone, Default, Serialize, ToSchema)]
 pub struct PairTold {
     /// `sending`, `open`, `closing`, `closed`, `failed` or `skipped`.
     pub state: String,
@@ -49,7 +50,7 @@ pub struct PairTold {
 }
 
 /// An event's row, and what it means.
-#[derive(Debug, Clone, Default, Serialize)]
+#[derive(Debug, Clone, Default, Serialize, ToSchema)]
 pub struct EventTold {
     /// When, UTC.
     pub at: String,

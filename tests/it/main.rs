@@ -5,6 +5,7 @@
 #![allow(clippy::unwrap_used, reason = "tests")]
 
 mod asking;
+mod api;
 mod blocking;
 mod broker;
 mod bus;

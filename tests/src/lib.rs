@@ -24,6 +24,7 @@
 pub mod bench;
 pub mod binary;
 pub mod chaos;
+pub mod http;
 pub mod master;
 pub mod oracle;
 pub mod scrape;

@@ -294,6 +294,7 @@ impl AccountSession {
             metrics::counter!(names::SKIPS, "reason" => reason.as_str()).increment(1);
         }
         let event = rows::copy_event(self.owner, record, self.context.clock.wall());
+        self.context.tape.put(&event);
         self.context.writer.push(Row::CopyEvent(event));
     }
 }

@@ -38,6 +38,7 @@ use crate::gate::Gate;
 use crate::lease::{LeaseState, TenureKey};
 use crate::notes::{Note, Notes};
 use crate::stamps::{Stamps, Trace};
+use crate::tape::Tape;
 use crate::writer::{AccountStatus, Row, Writer, store::PgRows};
 use bus::{DoubtReason, FeedMessage, Feeds};
 use futures_util::stream::{FuturesUnordered, StreamExt};
@@ -111,6 +112,8 @@ pub struct NodeContext {
     pub directory: Directory,
     /// Its threads for broker calls that hold one.
     pub executor: Executor,
+    /// Its last copy events, for the API.
+    pub tape: Tape,
     /// Its sessions that are open.
     pub open_sessions: OpenSessions,
     /// Where slow work runs.

@@ -31,6 +31,7 @@ mod settings;
 pub mod status;
 pub mod table;
 mod watch;
+pub mod token;
 pub mod why;
 
 use clap::{Parser, Subcommand};
@@ -67,6 +68,8 @@ enum Verb {
     Nats(nats::NatsArgs),
     /// Make database roles with no more rights than their work needs.
     Roles(roles::RolesArgs),
+    /// Make, list and take back the tokens of those who may use the API.
+    Token(token::TokenArgs),
     /// Who owns what, right now.
     Status(status::StatusArgs),
     /// The open copies of each link, and how they differ from their master's trades.
@@ -161,6 +164,7 @@ pub fn main() -> ExitCode {
         Verb::Apply(args) => apply::run(args),
         Verb::Nats(args) => nats::run(args),
         Verb::Roles(args) => roles::run(args),
+        Verb::Token(args) => token::run(args),
         Verb::Status(args) => status::run(args),
         Verb::Positions(args) => positions::run(args),
         Verb::Events(args) => events::run(args),

@@ -1,7 +1,8 @@
 //! `lockstep node`: wires a node together, and takes it apart in the right order.
 //!
 //! Threads and runtimes: the lease has its own thread and runtime; the hot runtime carries
-//! bus, sessions and followers; the slow one the writer, reads of the directory and metrics.
+//! bus, sessions and followers; the slow one the writer, reads of the directory and metrics; the API
+//! has its own thread and runtime as well.
 //! The end is the other way round: sessions drain, rows are written, leases are given back.
 
 use super::{CliError, block_on, out};
@@ -9,6 +10,7 @@ use crate::account::asking::OpenSessions;
 use crate::account::manager::Manager;
 use crate::account::session::NodeContext;
 use crate::account::{control, link_changes};
+use crate::api;
 use crate::broker::executor::Executor;
 use crate::clock::NodeClock;
 use crate::config::{BlockingThreads, NodeConfig, ProcessVars};
@@ -24,6 +26,7 @@ use crate::stamps::Stamps;
 use crate::uptime;
 use crate::uptime::store::MinuteStore;
 use crate::uptime::task::Sights;
+use crate::tape::Tape;
 use crate::writer::store::PgRows;
 use crate::writer::{Writer, WriterConfig};
 use bus::{ClientSettings, FeedSettings, Feeds};
@@ -208,6 +211,7 @@ fn run_on(
         })?,
         None => Stamps::default(),
     };
+    let api_listen = config.api_listen;
     let feeds = Feeds::new(bus.clone(), feed_settings, hot.handle().clone());
     let (last_notes, last_stamps) = (notes.clone(), stamps.clone());
     let open_sessions = OpenSessions::new();
@@ -234,11 +238,19 @@ fn run_on(
         directory: Directory::new(pool),
         executor,
         open_sessions,
+        tape: if api_listen.is_some() { Tape::on() } else { Tape::default() },
         slow: slow.handle().clone(),
         hot: hot.handle().clone(),
     });
     let (links_raised, links) = watch::channel(0);
     slow.spawn(link_changes::listen(url, links_raised));
+    let api = match api_listen {
+        Some(listen) => Some(
+            api::start(listen, Arc::clone(&context), lease.state())
+                .map_err(|e| CliError::missing(format!("LOCKSTEP_API_LISTEN {listen}"), e))?,
+        ),
+        None => None,
+    };
     let (stop, stopping) = watch::channel(false);
     let (asked, asks) = mpsc::channel(control::ASKS_MAX);
     slow.spawn(control::listen(Arc::clone(&context), asked));
@@ -256,6 +268,7 @@ fn run_on(
         lease.shutdown().await;
         Ok::<(), CliError>(())
     })?;
+    drop(api);
     drop(ticker);
     last_notes.flush(NOTES_LIMIT);
     last_stamps.write();

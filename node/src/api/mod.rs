@@ -1,0 +1,339 @@
+//! The HTTP interface of a node: see and operate the fleet.
+//!
+//! In: requests with a bearer token. Out: JSON, problem details (RFC 9457), server-sent events. The
+//! description is `openapi.json`, made from the handlers; a test holds it to them.
+//!
+//! It is off unless `LOCKSTEP_API_LISTEN` names an address. It has a thread, a runtime and database
+//! connections of its own: nothing that its clients do is in the way of an order, a row or a lease
+//! cycle.
+//!
+//! Invariants:
+//! 1. Everything under `/v1` needs a token: one of `read` for what is seen, one of `operate` for what
+//!    is done. `/livez` and `/readyz` need none, and say nothing but a word.
+//! 2. Everything is bounded: connections, requests at once, streams, bodies, rows of an answer, the
+//!    time of a request, of a query, of a client that stands still.
+//! 3. A database that is away makes 503 with `Retry-After`, whatever was asked; `/livez` does not ask
+//!    it.
+//! 4. No answer holds a secret: of an account's connection there is the address and the login.
+//!
+//! Not covered: TLS. The listener is for a private address, or for a proxy that has a certificate.
+//! Several operators in one fleet, who must not see each other's accounts (H77): a fleet is one's.
+
+mod act;
+mod auth;
+mod extract;
+mod keys;
+mod listen;
+mod problem;
+mod read;
+mod refusals;
+mod stream;
+pub mod tokens;
+
+pub use listen::{CONNECTIONS_MAX, HEADER_LIMIT, WRITE_LIMIT};
+pub use stream::{STREAM_LIMIT, STREAMS_MAX};
+
+use crate::account::session::NodeContext;
+use crate::database;
+use crate::lease::LeaseState;
+use axum::extract::{Request, State};
+use axum::http::{HeaderValue, Method, Uri, header};
+use axum::middleware::{self, Next};
+use axum::response::{IntoResponse, Response};
+use axum::{Router, routing};
+use keys::Keys;
+use listen::Patience;
+use problem::Problem;
+use sqlx::pool::PoolConnection;
+use sqlx::postgres::{PgPool, PgPoolOptions};
+use sqlx::{PgConnection, Postgres};
+use std::net::{SocketAddr, TcpListener};
+use std::sync::Arc;
+use std::time::Duration;
+use tokio::sync::{Semaphore, oneshot, watch};
+use utoipa::OpenApi;
+use utoipa::openapi::security::{Http, HttpAuthScheme, SecurityScheme};
+use utoipa_axum::router::OpenApiRouter;
+use utoipa_axum::routes;
+
+/// Requests that are worked on at once; more are refused with 503.
+pub const REQUESTS_MAX: usize = 32;
+/// The longest that one may take; a close waits for its broker in that.
+pub const REQUEST_LIMIT: Duration = Duration::from_secs(15);
+/// Connections to the database.
+const DATABASE_CONNECTIONS_MAX: u32 = 4;
+/// The longest wait for one of them, connecting included.
+const DATABASE_WAIT: Duration = Duration::from_secs(2);
+/// The longest that one statement may run, by the database's own watch.
+const STATEMENT_LIMIT_MS: &str = "4000";
+/// So many cycles without a confirmed one, and the node is not ready any more.
+const CYCLES_MISSED_MAX: u32 = 3;
+
+/// What the handlers share.
+#[derive(Debug)]
+pub(super) struct ApiState {
+    context: Arc<NodeContext>,
+    lease: watch::Receiver<Arc<LeaseState>>,
+    pool: PgPool,
+    keys: Keys,
+    requests: Semaphore,
+    streams: Arc<Semaphore>,
+}
+
+impl ApiState {
+    async fn database(&self) -> Result<Held, Problem> {
+        Ok(Held(Some(self.pool.acquire().await?)))
+    }
+}
+
+/// A connection of the pool. Unless it is given back, it is closed: whatever ended the request, an
+/// answer that is still to come must not be taken for the next one's, or hold the connection for ever.
+struct Held(Option<PoolConnection<Postgres>>);
+
+impl Held {
+    fn give_back(mut self) {
+        drop(self.0.take());
+    }
+}
+
+impl std::ops::Deref for Held {
+    type Target = PgConnection;
+
+    fn deref(&self) -> &PgConnection {
+        self.0.as_ref().expect("it is there until it is given back")
+    }
+}
+
+impl std::ops::DerefMut for Held {
+    fn deref_mut(&mut self) -> &mut PgConnection {
+        self.0.as_mut().expect("it is there until it is given back")
+    }
+}
+
+impl Drop for Held {
+    fn drop(&mut self) {
+        if let Some(connection) = self.0.take() {
+            drop(connection.detach());
+        }
+    }
+}
+
+/// The API of this process; it ends with this value.
+#[derive(Debug)]
+pub struct Api {
+    stop: Option<oneshot::Sender<()>>,
+    thread: Option<std::thread::JoinHandle<()>>,
+    address: SocketAddr,
+}
+
+impl Api {
+    /// Where it listens.
+    pub fn address(&self) -> SocketAddr {
+        self.address
+    }
+}
+
+impl Drop for Api {
+    fn drop(&mut self) {
+        drop(self.stop.take());
+        if let Some(thread) = self.thread.take()
+            && thread.join().is_err()
+        {
+            tracing::error!("the API ended by a bug");
+        }
+    }
+}
+
+/// Why the API could not begin.
+#[derive(Debug, thiserror::Error)]
+pub enum ApiError {
+    /// The address cannot be had, or the system gives no thread.
+    #[error(transparent)]
+    System(#[from] std::io::Error),
+    /// The database's URL is none.
+    #[error(transparent)]
+    Database(#[from] database::DatabaseError),
+}
+
+/// Begins to listen.
+pub fn start(
+    listen: SocketAddr,
+    context: Arc<NodeContext>,
+    lease: watch::Receiver<Arc<LeaseState>>,
+) -> Result<Api, ApiError> {
+    let socket = TcpListener::bind(listen)?;
+    socket.set_nonblocking(true)?;
+    let address = socket.local_addr()?;
+    let options = database::options(context.config.database_url.expose(), "api")?
+        .options([("statement_timeout", STATEMENT_LIMIT_MS)]);
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
+    let (stop, stopped) = oneshot::channel::<()>();
+    let thread = std::thread::Builder::new().name("lockstep-api".into()).spawn(move || {
+        runtime.block_on(async move {
+            let pool = PgPoolOptions::new()
+                .max_connections(DATABASE_CONNECTIONS_MAX)
+                .acquire_timeout(DATABASE_WAIT)
+                .connect_lazy_with(options);
+            let state = Arc::new(ApiState {
+                context,
+                lease,
+                pool,
+                keys: Keys::default(),
+                requests: Semaphore::new(REQUESTS_MAX),
+                streams: Arc::new(Semaphore::new(STREAMS_MAX)),
+            });
+            match tokio::net::TcpListener::from_std(socket) {
+                Ok(listener) => {
+                    tracing::info!(%address, "API listens");
+                    tokio::select! {
+                        () = listen::serve(listener, router(state), Patience::default()) => {}
+                        _ = stopped => {}
+                    }
+                }
+                Err(error) => tracing::error!(%error, "the API cannot listen"),
+            }
+        });
+        // What clients still read must not hold up the end of the node.
+        runtime.shutdown_background();
+    })?;
+    Ok(Api { stop: Some(stop), thread: Some(thread), address })
+}
+
+#[derive(OpenApi)]
+#[openapi(
+    info(
+        title = "Lockstep",
+        description = "See and operate a fleet of trade copiers. Every node answers for the whole fleet; a close goes to the node that has the account."
+    ),
+    components(schemas(problem::Problem)),
+    modifiers(&Described),
+    tags(
+        (name = "see", description = "What there is; needs a token of scope `read`"),
+        (name = "act", description = "What can be done; needs a token of scope `operate`"),
+    )
+)]
+struct Description;
+
+struct Described;
+
+impl utoipa::Modify for Described {
+    fn modify(&self, api: &mut utoipa::openapi::OpenApi) {
+        let bearer = SecurityScheme::Http(Http::new(HttpAuthScheme::Bearer));
+        api.components.get_or_insert_default().add_security_scheme("token", bearer);
+        let any =
+            utoipa::openapi::security::SecurityRequirement::new::<_, [&str; 0], &str>("token", []);
+        api.security = Some(vec![any]);
+    }
+}
+
+fn described() -> OpenApiRouter<Arc<ApiState>> {
+    OpenApiRouter::with_openapi(Description::openapi())
+        .routes(routes!(read::accounts))
+        .routes(routes!(read::links))
+        .routes(routes!(read::nodes))
+        .routes(routes!(read::fleet))
+        .routes(routes!(read::pairs))
+        .routes(routes!(read::events))
+        .routes(routes!(read::why))
+        .routes(routes!(stream::stream))
+        .routes(routes!(act::link_mode))
+        .routes(routes!(act::account_mode))
+        .routes(routes!(act::fleet_mode))
+        .routes(routes!(act::close))
+}
+
+fn router(state: Arc<ApiState>) -> Router {
+    let (v1, _) = described().split_for_parts();
+    v1.method_not_allowed_fallback(method_not_allowed)
+        .layer(middleware::from_fn_with_state(Arc::clone(&state), auth::authorize))
+        .layer(middleware::from_fn_with_state(Arc::clone(&state), bounded))
+        .route("/livez", routing::get(livez))
+        .route("/readyz", routing::get(readyz))
+        .method_not_allowed_fallback(method_not_allowed)
+        .fallback(nothing_there)
+        .layer(middleware::from_fn(plain))
+        .with_state(state)
+}
+
+/// Not more at once than there is room for, and none for ever.
+async fn bounded(State(api): State<Arc<ApiState>>, request: Request, next: Next) -> Response {
+    let Ok(_room) = api.requests.try_acquire() else {
+        let detail = format!("{REQUESTS_MAX} requests are worked on already");
+        return Problem::unavailable("busy", detail, 1).into_response();
+    };
+    match tokio::time::timeout(REQUEST_LIMIT, next.run(request)).await {
+        Ok(response) => response,
+        Err(_elapsed) => Problem::unavailable(
+            "slow",
+            format!("not done within {REQUEST_LIMIT:?}"),
+            problem::RETRY_AFTER_S,
+        )
+        .into_response(),
+    }
+}
+
+/// No answer is for a cache, or for a browser to guess at.
+async fn plain(request: Request, next: Next) -> Response {
+    let mut response = next.run(request).await;
+    let headers = response.headers_mut();
+    headers.insert(header::CACHE_CONTROL, HeaderValue::from_static("no-store"));
+    headers.insert(header::X_CONTENT_TYPE_OPTIONS, HeaderValue::from_static("nosniff"));
+    response
+}
+
+async fn nothing_there(uri: Uri) -> Problem {
+    Problem::not_found(format!("there is nothing at {}", uri.path()))
+}
+
+async fn method_not_allowed(method: Method, uri: Uri) -> Problem {
+    Problem::method(format!("{method} is nothing that {} knows", uri.path()))
+}
+
+/// The process runs. Nothing else is looked at: a node without a database must not be restarted.
+async fn livez() -> &'static str {
+    "ok\n"
+}
+
+/// The node can do its work: a lease cycle was confirmed lately, and the bus is there.
+async fn readyz(State(api): State<Arc<ApiState>>) -> Result<&'static str, Problem> {
+    let missing = not_ready(&api);
+    if missing.is_empty() {
+        return Ok("ok\n");
+    }
+    let detail = format!("not there: {}", missing.join(", "));
+    Err(Problem::unavailable("not_ready", detail, problem::RETRY_AFTER_S))
+}
+
+fn not_ready(api: &ApiState) -> Vec<&'static str> {
+    let lease = api.lease.borrow();
+    let now = api.context.clock.now();
+    let limit = api.context.config.cycle * CYCLES_MISSED_MAX;
+    let is_confirmed = lease.confirmed_at.is_some_and(|at| now.since(at) <= limit);
+    let is_connected =
+        api.context.bus.connection_state() == async_nats::connection::State::Connected;
+    [(!is_confirmed || lease.ended, "lease"), (!is_connected, "bus")]
+        .into_iter()
+        .filter_map(|(is_missing, what)| is_missing.then_some(what))
+        .collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_description_is_the_one_that_the_handlers_make() {
+        let path = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("openapi.json");
+        let api = described().into_openapi();
+        let made = api.to_pretty_json().unwrap() + "\n";
+        if std::env::var_os("LOCKSTEP_BLESS").is_some() {
+            std::fs::write(&path, &made).unwrap();
+        }
+        let written = std::fs::read_to_string(&path).unwrap_or_default();
+        assert!(
+            written == made,
+            "{} is not up to date: LOCKSTEP_BLESS=1 cargo test -p lockstep --lib api",
+            path.display()
+        );
+    }
+}

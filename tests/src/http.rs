@@ -1,0 +1,196 @@
+//! One who asks a node's API, with a token.
+
+use crate::world::{SOON, until};
+use std::collections::BTreeMap;
+use tokio::io::{AsyncBufReadExt, AsyncReadExt, AsyncWriteExt, BufReader};
+use tokio::net::{TcpListener, TcpStream};
+
+/// Where a node's API is, and what is shown to it.
+#[derive(Debug, Clone)]
+pub struct Client {
+    address: String,
+    token: Option<String>,
+}
+
+/// What was answered.
+#[derive(Debug)]
+pub struct Answer {
+    /// The status.
+    pub status: u16,
+    /// The headers, by their names in lower case.
+    pub headers: BTreeMap<String, String>,
+    /// The body.
+    pub body: String,
+}
+
+impl Answer {
+    /// The body, which must be JSON.
+    pub fn json(&self) -> serde_json::Value {
+        serde_json::from_str(&self.body).unwrap_or_else(|e| panic!("not JSON ({e}): {self:?}"))
+    }
+
+    /// Must be a refusal with this status, whose detail holds this text.
+    pub fn assert_problem(&self, status: u16, part: &str) {
+        assert_eq!(self.status, status, "{self:?}");
+        assert_eq!(self.headers["content-type"], "application/problem+json", "{self:?}");
+        let problem = self.json();
+        assert_eq!(problem["status"], status, "{self:?}");
+        let kind = problem["type"].as_str().unwrap();
+        assert!(kind.starts_with("urn:lockstep:problem:"), "{self:?}");
+        assert!(!problem["title"].as_str().unwrap().is_empty(), "{self:?}");
+        assert!(problem["detail"].as_str().unwrap().contains(part), "{part:?} is not in {self:?}");
+        if status == 503 {
+            self.headers["retry-after"].parse::<u32>().unwrap();
+            assert!(problem["reason"].is_string(), "{self:?}");
+        }
+    }
+}
+
+impl Client {
+    /// A free address, for `LOCKSTEP_API_LISTEN`.
+    pub async fn free() -> Client {
+        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        Client { address: listener.local_addr().unwrap().to_string(), token: None }
+    }
+
+    /// The address.
+    pub fn address(&self) -> &str {
+        &self.address
+    }
+
+    /// The same with this token.
+    #[must_use]
+    pub fn with(&self, token: &str) -> Client {
+        Client { token: Some(token.to_owned()), ..self.clone() }
+    }
+
+    /// The same without one.
+    #[must_use]
+    pub fn without(&self) -> Client {
+        Client { token: None, ..self.clone() }
+    }
+
+    /// Waits until somebody listens.
+    pub async fn until_there(&self) {
+        until("the API listens", SOON, async || TcpStream::connect(&self.address).await.ok()).await;
+    }
+
+    /// Asks for something.
+    pub async fn get(&self, path: &str) -> Answer {
+        self.ask("GET", path, &[], None).await
+    }
+
+    /// Sets something.
+    pub async fn put(&self, path: &str, body: &str) -> Answer {
+        self.ask("PUT", path, &[("Content-Type", "application/json")], Some(body)).await
+    }
+
+    /// Asks, with headers of its own.
+    pub async fn ask(
+        &self,
+        method: &str,
+        path: &str,
+        headers: &[(&str, &str)],
+        body: Option<&str>,
+    ) -> Answer {
+        let mut socket = self.send(method, path, headers, body).await;
+        let mut bytes = Vec::new();
+        let read = socket.read_to_end(&mut bytes);
+        tokio::time::timeout(SOON, read).await.expect("an answer").unwrap();
+        parse(&String::from_utf8(bytes).unwrap())
+    }
+
+    /// Sends a request, and leaves the answer to be read.
+    pub async fn send(
+        &self,
+        method: &str,
+        path: &str,
+        headers: &[(&str, &str)],
+        body: Option<&str>,
+    ) -> TcpStream {
+        let mut text = format!("{method} {path} HTTP/1.1\r\nHost: {}\r\n", self.address);
+        if let Some(token) = &self.token {
+            text += &format!("Authorization: Bearer {token}\r\n");
+        }
+        for (name, value) in headers {
+            text += &format!("{name}: {value}\r\n");
+        }
+        let body = body.unwrap_or_default();
+        if !body.is_empty() {
+            text += &format!("Content-Length: {}\r\n", body.len());
+        }
+        text += &format!("Connection: close\r\n\r\n{body}");
+        let mut socket = TcpStream::connect(&self.address).await.unwrap();
+        // One that is refused for its size is answered before all of it is taken.
+        let _refused = socket.write_all(text.as_bytes()).await;
+        socket
+    }
+
+    /// Follows the stream of events.
+    pub async fn follow(&self, path: &str, headers: &[(&str, &str)]) -> Events {
+        Events { lines: BufReader::new(self.send("GET", path, headers, None).await) }
+    }
+}
+
+/// Server-sent events, as they come.
+#[derive(Debug)]
+pub struct Events {
+    lines: BufReader<TcpStream>,
+}
+
+/// One of them.
+#[derive(Debug, Default)]
+pub struct SentEvent {
+    /// What it is.
+    pub event: String,
+    /// Where the stream was.
+    pub id: String,
+    /// Its data.
+    pub data: serde_json::Value,
+}
+
+impl Events {
+    /// The next one.
+    pub async fn next(&mut self) -> SentEvent {
+        let mut sent = SentEvent::default();
+        loop {
+            let mut line = String::new();
+            let read = self.lines.read_line(&mut line);
+            let read = tokio::time::timeout(SOON, read).await.expect("an event").unwrap();
+            assert!(read > 0, "the stream has ended");
+            let line = line.trim_end();
+            if let Some(event) = line.strip_prefix("event: ") {
+                sent.event = event.to_owned();
+            } else if let Some(id) = line.strip_prefix("id: ") {
+                sent.id = id.to_owned();
+            } else if let Some(data) = line.strip_prefix("data: ") {
+                sent.data = serde_json::from_str(data).unwrap();
+            } else if line.is_empty() && !sent.event.is_empty() {
+                return sent;
+            }
+        }
+    }
+}
+
+fn parse(text: &str) -> Answer {
+    let (head, body) = text.split_once("\r\n\r\n").unwrap_or_else(|| panic!("no answer: {text:?}"));
+    let mut lines = head.lines();
+    let status = lines.next().and_then(|line| line.split(' ').nth(1)).unwrap().parse().unwrap();
+    let headers: BTreeMap<String, String> = lines
+        .filter_map(|line| line.split_once(": "))
+        .map(|(name, value)| (name.to_ascii_lowercase(), value.to_owned()))
+        .collect();
+    let is_chunked = headers.get("transfer-encoding").is_some_and(|how| how == "chunked");
+    let body = if is_chunked { whole(body) } else { body.to_owned() };
+    Answer { status, headers, body }
+}
+
+fn whole(mut chunks: &str) -> String {
+    let mut body = String::new();
+    while let Some((size, rest)) = chunks.split_once("\r\n") {
+        let size = usize::from_str_radix(size, 16).unwrap();
+        body += &rest[..size];
+        chunks = rest[size..].trim_start_matches("\r\n");
+    }
+    body
+}
