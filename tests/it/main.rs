@@ -8,6 +8,7 @@ mod blocking;
 mod broker;
 mod bus;
 mod command_line;
+mod credentials;
 mod dashboards;
 mod database_tls;
 mod faults;

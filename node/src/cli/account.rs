@@ -1,10 +1,12 @@
-//! `lockstep account`: add, list, switch on and off.
+//! `lockstep account`: add, list, switch on and off, give a password.
 
 use super::table::{TableRow, or_dash, print_rows};
-use super::{CliError, DatabaseArg, block_on};
+use super::{CliError, DatabaseArg, block_on, keys, password};
+use crate::credentials::{CredentialError, Holder, seal};
 use crate::directory::{self, AccountRow, DirectoryError, NewAccount};
 use clap::{Args, Subcommand};
 use schemas::AccountId;
+use std::path::{Path, PathBuf};
 
 /// Arguments of `lockstep account`.
 #[derive(Debug, Args)]
@@ -37,6 +39,18 @@ enum AccountVerb {
         /// Add it switched off.
         #[arg(long)]
         disabled: bool,
+    },
+    /// Store the password of an account at its broker, sealed with the present master key
+    /// (`lockstep keys`). It is read from stdin, at a terminal unseen.
+    Password {
+        /// Name or number.
+        account: String,
+        /// Read it from this file instead.
+        #[arg(long, value_name = "FILE")]
+        file: Option<PathBuf>,
+        /// Take the password away.
+        #[arg(long, conflicts_with = "file")]
+        remove: bool,
     },
     /// List accounts with their owners.
     List {
@@ -165,6 +179,17 @@ pub fn run(args: AccountArgs) -> Result<(), CliError> {
                     .map_err(|error| refused(error, |rule| explain(rule, &new.name)))?;
                 println!("account {id} added: {}", new.name);
             }
+            AccountVerb::Password { account, remove: true, .. } => {
+                let id = directory::account_id(&mut db, &account).await?;
+                let had = directory::remove_credential(&mut db, id).await?;
+                println!(
+                    "account {account} {}",
+                    if had { "has no password any more" } else { "had no password" }
+                );
+            }
+            AccountVerb::Password { account, file, remove: false } => {
+                store_password(&mut db, &account, file.as_deref()).await?;
+            }
             AccountVerb::List { json } => {
                 print_rows(&directory::list_accounts(&mut db).await?, json)?;
             }
@@ -173,6 +198,29 @@ pub fn run(args: AccountArgs) -> Result<(), CliError> {
         }
         Ok(())
     })?
+}
+
+#[allow(clippy::print_stdout, reason = "a verb answers on stdout")]
+async fn store_password(
+    db: &mut sqlx::PgConnection,
+    account: &str,
+    file: Option<&Path>,
+) -> Result<(), CliError> {
+    let id = directory::account_id(db, account).await?;
+    let platform = directory::account_platform(db, id).await?;
+    let keys = keys::master_keys()?;
+    // Nobody types a password that cannot be kept.
+    let needed = keys.as_ref().ok_or(CredentialError::NoKey).map_err(wrong)?;
+    let password = password::read(&format!("password of {account}"), file)?;
+    let holder = Holder { account: id, platform: &platform };
+    let sealed = seal(Some(needed), holder, &password).map_err(wrong)?;
+    directory::store_credential(db, id, &sealed).await?;
+    println!("password of account {account} stored, sealed with master key {}", sealed.key_id);
+    Ok(())
+}
+
+fn wrong(error: CredentialError) -> CliError {
+    CliError::Usage(error.to_string())
 }
 
 #[allow(clippy::print_stdout, reason = "a verb answers on stdout")]

@@ -6,11 +6,13 @@
 
 pub mod account;
 pub mod demo;
+pub mod keys;
 pub mod link;
 pub mod nats;
 pub mod node;
 pub mod paper;
 pub mod paper_ctl;
+mod password;
 pub mod publish;
 pub mod roles;
 pub mod status;
@@ -42,6 +44,8 @@ enum Verb {
     Link(link::LinkArgs),
     /// Make the configuration of a NATS cluster that knows who may say what, and its users.
     Nats(nats::NatsArgs),
+    /// Make and change the master keys that brokers' passwords are sealed with.
+    Keys(keys::KeysArgs),
     /// Make database roles with no more rights than their work needs.
     Roles(roles::RolesArgs),
     /// Who owns what, right now.
@@ -114,6 +118,7 @@ pub fn main() -> ExitCode {
         Verb::Account(args) => account::run(args),
         Verb::Link(args) => link::run(args),
         Verb::Nats(args) => nats::run(args),
+        Verb::Keys(args) => keys::run(args),
         Verb::Roles(args) => roles::run(args),
         Verb::Status(args) => status::run(args),
         Verb::Why(args) => why::run(args),
