@@ -22,4 +22,5 @@ pub mod player;
 pub mod roles;
 pub mod secret;
 pub mod stamps;
+pub mod systemd;
 pub mod writer;

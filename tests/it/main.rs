@@ -20,6 +20,7 @@ mod publishing;
 mod racing;
 mod restart;
 mod roles;
+mod systemd;
 mod takeover;
 mod untaggable;
 mod why;
