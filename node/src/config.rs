@@ -14,13 +14,15 @@
 //!
 //! Not covered: whether the servers that the addresses name exist.
 
+use crate::credentials::MasterKeys;
 use crate::lease::LeaseTiming;
 use schemas::NodeId;
 use std::collections::BTreeMap;
 use std::fmt;
 use std::net::SocketAddr;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::time::Duration;
+use zeroize::Zeroizing;
 
 /// Every variable of this program begins with this.
 pub const PREFIX: &str = "LOCKSTEP_";
@@ -54,6 +56,8 @@ const fn setting(
 const DATABASE_URL: &str = "LOCKSTEP_DATABASE_URL";
 const NATS_URLS: &str = "LOCKSTEP_NATS_URLS";
 const NATS_ROOT_CERTIFICATES: &str = "LOCKSTEP_NATS_ROOT_CERTIFICATES";
+const MASTER_KEY_FILE: &str = "LOCKSTEP_MASTER_KEY_FILE";
+const MASTER_KEY: &str = "LOCKSTEP_MASTER_KEY";
 const NODE_NAME: &str = "LOCKSTEP_NODE_NAME";
 const STATE_FOLDER: &str = "LOCKSTEP_STATE_FOLDER";
 const PLATFORMS: &str = "LOCKSTEP_PLATFORMS";
@@ -85,6 +89,11 @@ const LOG: &str = "LOCKSTEP_LOG";
 const EVENT_LOG: &str = "LOCKSTEP_EVENT_LOG";
 const OWN_TIME_LOG: &str = "LOCKSTEP_OWN_TIME_LOG";
 
+/// Where systemd puts the credentials of a unit.
+const CREDENTIALS_DIRECTORY: &str = "CREDENTIALS_DIRECTORY";
+/// The one of them that holds master keys.
+const MASTER_KEY_CREDENTIAL: &str = "lockstep-master-key";
+
 /// Every setting there is.
 pub const SETTINGS: &[Setting] = &[
     setting(
@@ -102,6 +111,20 @@ pub const SETTINGS: &[Setting] = &[
         Some(""),
         "file with the certificates that the NATS servers' own are checked by (PEM); empty means the \
          system's. With tls:// in the addresses nothing is said before that check",
+    ),
+    setting(
+        MASTER_KEY_FILE,
+        Some(""),
+        "file with the master keys that passwords of accounts at their brokers are sealed with, as \
+         `lockstep keys init` writes it, the present one first; empty means LOCKSTEP_MASTER_KEY, or \
+         lockstep-master-key among the credentials of a systemd unit. Without a key, accounts that \
+         have a password cannot log in here",
+    ),
+    setting(
+        MASTER_KEY,
+        Some(""),
+        "the content of such a file, for whoever cannot give the node a file; the file is safer, \
+         because a process hands its variables on to those that it starts",
     ),
     setting(
         NODE_NAME,
@@ -355,6 +378,10 @@ pub struct NodeConfig {
     pub nats_urls: Vec<SecretUrl>,
     /// `LOCKSTEP_NATS_ROOT_CERTIFICATES`, if it is set.
     pub nats_root_certificates: Option<PathBuf>,
+    /// `LOCKSTEP_MASTER_KEY_FILE`, if it is set.
+    pub master_key_file: Option<PathBuf>,
+    /// The master keys, from wherever they were given.
+    pub master_keys: Option<MasterKeys>,
     /// `LOCKSTEP_NODE_NAME`, or first platform and host name.
     pub node_name: String,
     /// `LOCKSTEP_STATE_FOLDER`, if there is one.
@@ -430,6 +457,8 @@ impl NodeConfig {
             database_url: reader.database_url(),
             nats_urls: reader.nats_urls(),
             nats_root_certificates: reader.certificates(NATS_ROOT_CERTIFICATES),
+            master_key_file: reader.file(MASTER_KEY_FILE),
+            master_keys: reader.master_keys(),
             node_name: reader.node_name(&platforms),
             state_folder: reader.folder(STATE_FOLDER),
             platforms,
@@ -500,6 +529,14 @@ impl NodeConfig {
             (DATABASE_URL, self.database_url.to_string()),
             (NATS_URLS, list(self.nats_urls.iter().map(SecretUrl::to_string).collect())),
             (NATS_ROOT_CERTIFICATES, path(self.nats_root_certificates.as_ref())),
+            (MASTER_KEY_FILE, path(self.master_key_file.as_ref())),
+            // What names them says nothing of them.
+            (
+                MASTER_KEY,
+                list(
+                    self.master_keys.iter().flat_map(MasterKeys::ids).map(str::to_owned).collect(),
+                ),
+            ),
             (NODE_NAME, self.node_name.clone()),
             (STATE_FOLDER, path(self.state_folder.as_ref())),
             (PLATFORMS, self.platforms.join(",")),
@@ -609,6 +646,15 @@ pub struct BlockingThreads {
     pub wanted: usize,
     /// At most so many are made.
     pub allowed: usize,
+}
+
+/// The master keys that these variables lead to, if they lead to any.
+///
+/// Errors: every fault, without a word of a key.
+pub fn master_keys(vars: &dyn Vars) -> Result<Option<MasterKeys>, Vec<String>> {
+    let mut reader = Reader { vars, faults: Vec::new() };
+    let keys = reader.master_keys();
+    if reader.faults.is_empty() { Ok(keys) } else { Err(reader.faults) }
 }
 
 /// The name a node has if nobody gives it one.
@@ -832,6 +878,40 @@ impl Reader<'_> {
             Ok(_) => {}
         }
         Some(path)
+    }
+
+    fn master_keys(&mut self) -> Option<MasterKeys> {
+        let file = self.file(MASTER_KEY_FILE);
+        let text = Zeroizing::new(self.text(MASTER_KEY));
+        if let Some(file) = file {
+            if !text.is_empty() {
+                self.faults.push(format!(
+                    "{MASTER_KEY} and {MASTER_KEY_FILE} are both set; one is enough"
+                ));
+            }
+            return self.keys_of(&file);
+        }
+        if !text.is_empty() {
+            let keys = MasterKeys::parse(&text);
+            return keys.map_err(|error| self.faults.push(format!("{MASTER_KEY}: {error}"))).ok();
+        }
+        let credentials = self.vars.get(CREDENTIALS_DIRECTORY).map(PathBuf::from)?;
+        let credential = credentials.join(MASTER_KEY_CREDENTIAL);
+        // A unit may have credentials for something else.
+        if credential.exists() { self.keys_of(&credential) } else { None }
+    }
+
+    /// The master keys of a file. What it holds is in no fault.
+    fn keys_of(&mut self, file: &Path) -> Option<MasterKeys> {
+        let text = std::fs::read_to_string(file).map(Zeroizing::new);
+        let keys = match text {
+            Ok(text) => MasterKeys::parse(&text).map_err(|error| error.to_string()),
+            Err(error) => Err(format!("must be a file to read: {error}")),
+        };
+        keys.map_err(|what| {
+            self.faults.push(format!("{MASTER_KEY_FILE} {}: {what}", file.display()));
+        })
+        .ok()
     }
 
     fn folder(&mut self, name: &'static str) -> Option<PathBuf> {

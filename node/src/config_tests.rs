@@ -1,4 +1,5 @@
 use super::*;
+use crate::credentials::MasterKey;
 
 fn vars(pairs: &[(&str, &str)]) -> BTreeMap<String, String> {
     let url = (DATABASE_URL, "postgres://lockstep:hunter2@db.example:5432/lockstep");
@@ -230,4 +231,36 @@ fn threads_for_blocking_calls_are_followers_times_parallel_orders_and_at_most_wh
     let faults = faults(&[(BLOCKING_FOLLOWERS, "31"), (CAPACITY, "30")]);
     assert!(faults[0].contains("LOCKSTEP_BLOCKING_FOLLOWERS must be at most LOCKSTEP_CAPACITY"));
     assert!(faults[0].contains("31 is more than 30"), "{faults:?}");
+}
+
+#[test]
+fn master_keys_come_from_a_file_the_environment_or_a_units_credentials_and_are_never_shown() {
+    let key = MasterKey::random().unwrap();
+    let folder = tempfile::tempdir().unwrap();
+    let file = folder.path().join("lockstep-master-key");
+    std::fs::write(&file, key.to_line().as_str()).unwrap();
+    let file = file.to_str().unwrap();
+    let credentials = folder.path().to_str().unwrap();
+    for given in [
+        (MASTER_KEY_FILE, file),
+        (MASTER_KEY, key.to_line().as_str()),
+        ("CREDENTIALS_DIRECTORY", credentials),
+    ] {
+        let config = read(&[given]);
+        assert_eq!(config.master_keys.as_ref().unwrap().present().id(), key.id(), "{}", given.0);
+        let shown = format!("{config:?} {:?}", config.effective());
+        assert!(shown.contains(key.id()) && !shown.contains(&key.to_line()[..10]), "{shown}");
+    }
+    assert_eq!(read(&[]).master_keys, None);
+    assert_eq!(read(&[("CREDENTIALS_DIRECTORY", "/nowhere")]).master_keys, None);
+    let both = faults(&[(MASTER_KEY_FILE, file), (MASTER_KEY, key.to_line().as_str())]);
+    assert_eq!(
+        both,
+        ["LOCKSTEP_MASTER_KEY and LOCKSTEP_MASTER_KEY_FILE are both set; one is enough"]
+    );
+    let wrong = faults(&[(MASTER_KEY, "hunter2")]);
+    assert!(wrong[0].starts_with("LOCKSTEP_MASTER_KEY: line 1 must be 64"), "{wrong:?}");
+    assert!(!wrong[0].contains("hunter2"));
+    let absent = faults(&[(MASTER_KEY_FILE, "/nowhere/key")]);
+    assert!(absent[0].starts_with("LOCKSTEP_MASTER_KEY_FILE /nowhere/key: must be a file to read"));
 }

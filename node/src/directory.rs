@@ -11,6 +11,7 @@
 //!
 //! Not covered: ownership (see `lease`), pairs and events (see `writer`).
 
+use crate::credentials::Sealed;
 use reconcile::{AboveMax, BelowMin, LinkMode, LinkRules, Sizing};
 use rust_decimal::Decimal;
 use schemas::{AccountId, Epoch, LinkId, Lots, Magic, Micros, NodeId, Symbol, Token};
@@ -250,6 +251,8 @@ pub struct SessionAccount {
     pub platform: String,
     /// Settings of the broker session.
     pub connection: serde_json::Value,
+    /// Its password at the broker, if it has one.
+    pub credential: Option<Sealed>,
     /// Highest epoch stored for it as a master.
     pub epoch_max: Option<Epoch>,
     /// Some link names it as master.
@@ -567,10 +570,144 @@ pub async fn load_session_account(
         name: row.get("name"),
         platform: row.get("platform"),
         connection: row.get("connection"),
+        credential: load_credential(db, id).await?,
         epoch_max: Epoch::from_i64(epoch_max).ok(),
         is_master: row.get("is_master"),
         links: load_links(db, id).await?,
     })
+}
+
+/// The sealed password of an account, if it has one.
+pub async fn load_credential(
+    db: &mut PgConnection,
+    id: AccountId,
+) -> Result<Option<Sealed>, DirectoryError> {
+    let row = sqlx::query(
+        "select key_id, wrapped_key, sealed from account_credentials where account_id = $1",
+    )
+    .bind(id.as_i64())
+    .fetch_optional(db)
+    .await?;
+    Ok(row.map(|row| Sealed {
+        key_id: row.get("key_id"),
+        wrapped_key: row.get("wrapped_key"),
+        sealed: row.get("sealed"),
+    }))
+}
+
+/// Stores the sealed password of an account in place of the one it had. What is stored is not read,
+/// so that whoever stores passwords need not be able to read them.
+pub async fn store_credential(
+    db: &mut PgConnection,
+    id: AccountId,
+    sealed: &Sealed,
+) -> Result<(), DirectoryError> {
+    let replace = "update account_credentials \
+         set key_id = $2, wrapped_key = $3, sealed = $4, changed_at = clock_timestamp() where account_id = $1";
+    let add = "insert into account_credentials (account_id, key_id, wrapped_key, sealed) values ($1, $2, $3, $4)";
+    for statement in [replace, add] {
+        let done = sqlx::query(statement)
+            .bind(id.as_i64())
+            .bind(&sealed.key_id)
+            .bind(&sealed.wrapped_key)
+            .bind(&sealed.sealed)
+            .execute(&mut *db)
+            .await?;
+        if done.rows_affected() > 0 {
+            break;
+        }
+    }
+    Ok(())
+}
+
+/// Takes the password of an account away; says whether it had one.
+pub async fn remove_credential(
+    db: &mut PgConnection,
+    id: AccountId,
+) -> Result<bool, DirectoryError> {
+    let done = sqlx::query("delete from account_credentials where account_id = $1")
+        .bind(id.as_i64())
+        .execute(db)
+        .await?;
+    Ok(done.rows_affected() > 0)
+}
+
+/// The platform of an account, which its password is bound to.
+pub async fn account_platform(
+    db: &mut PgConnection,
+    id: AccountId,
+) -> Result<String, DirectoryError> {
+    Ok(sqlx::query_scalar("select platform from trading_accounts where id = $1")
+        .bind(id.as_i64())
+        .fetch_one(db)
+        .await?)
+}
+
+/// How a row of passwords is wrapped, without the password.
+#[derive(Debug, Clone)]
+pub struct WrappedRow {
+    /// The account.
+    pub account: AccountId,
+    /// Its platform.
+    pub platform: String,
+    /// Key and wrapping; `sealed` is empty.
+    pub wrapped: Sealed,
+}
+
+/// The first account after this one whose password is wrapped with another master key.
+pub async fn next_wrapped_by_others(
+    db: &mut PgConnection,
+    key_id: &str,
+    after: Option<AccountId>,
+) -> Result<Option<WrappedRow>, DirectoryError> {
+    let row = sqlx::query(
+        "select a.id, a.platform::text as platform, c.key_id, c.wrapped_key \
+         from account_credentials c join trading_accounts a on a.id = c.account_id \
+         where c.key_id <> $1 and c.account_id > $2 order by c.account_id limit 1",
+    )
+    .bind(key_id)
+    .bind(after.map_or(0, AccountId::as_i64))
+    .fetch_optional(db)
+    .await?;
+    let Some(row) = row else { return Ok(None) };
+    let account = AccountId::from_i64(row.get("id"));
+    Ok(Some(WrappedRow {
+        account: checked("account_credentials", row.get("id"), "account_id", account)?,
+        platform: row.get("platform"),
+        wrapped: Sealed {
+            key_id: row.get("key_id"),
+            wrapped_key: row.get("wrapped_key"),
+            sealed: Vec::new(),
+        },
+    }))
+}
+
+/// Stores the new wrapping of a password's key; nothing changes if the row is not as it was read.
+pub async fn replace_wrapped(
+    db: &mut PgConnection,
+    id: AccountId,
+    was: &Sealed,
+    fresh: &Sealed,
+) -> Result<bool, DirectoryError> {
+    let done = sqlx::query(
+        "update account_credentials set key_id = $4, wrapped_key = $5 \
+         where account_id = $1 and key_id = $2 and wrapped_key = $3",
+    )
+    .bind(id.as_i64())
+    .bind(&was.key_id)
+    .bind(&was.wrapped_key)
+    .bind(&fresh.key_id)
+    .bind(&fresh.wrapped_key)
+    .execute(db)
+    .await?;
+    Ok(done.rows_affected() > 0)
+}
+
+/// How many passwords each master key has wrapped.
+pub async fn count_wrapped(db: &mut PgConnection) -> Result<Vec<(String, i64)>, DirectoryError> {
+    Ok(sqlx::query_as("select key_id, count(*) from account_credentials group by key_id")
+        .fetch_all(db)
+        .await?)
 }
 
 /// The rules of every link of a follower; a deleted link closes what it has open and opens nothing.
@@ -707,6 +844,11 @@ impl Directory {
     /// What a session needs to know of its account.
     pub async fn session_account(&self, id: AccountId) -> Result<SessionAccount, DirectoryError> {
         load_session_account(&mut *self.pool.acquire().await?, id).await
+    }
+
+    /// The sealed password of an account, if it has one.
+    pub async fn credential(&self, id: AccountId) -> Result<Option<Sealed>, DirectoryError> {
+        load_credential(&mut *self.pool.acquire().await?, id).await
     }
 
     /// Whether another node copies one of these masters right now, by the word of its sessions.

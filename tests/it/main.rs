@@ -4,12 +4,13 @@
 
 #![allow(clippy::unwrap_used, reason = "tests")]
 
-mod asking;
 mod api;
+mod asking;
 mod blocking;
 mod broker;
 mod bus;
 mod command_line;
+mod credentials;
 mod dashboards;
 mod database_tls;
 mod faults;
@@ -23,6 +24,7 @@ mod publishing;
 mod racing;
 mod restart;
 mod roles;
+mod systemd;
 mod takeover;
 mod untaggable;
 mod why;

@@ -121,12 +121,18 @@ async fn each_role_may_do_its_own_work_and_nothing_else() {
              from trading_accounts m, trading_accounts f where m.name = 'm' and f.name = 'f'",
             "update copy_links set enabled = false",
             "select * from pairs",
+            "insert into account_credentials (account_id, key_id, wrapped_key, sealed)
+             select id, '0123456789abcdef', decode(repeat('00', 60), 'hex'), decode(repeat('00', 40), 'hex')
+             from trading_accounts where name = 'f'",
+            "update account_credentials set key_id = '0123456789abcdee'
+             where wrapped_key = decode(repeat('00', 60), 'hex')",
         ],
     )
     .await;
     assert_denied(
         &mut api,
         &[
+            "select sealed from account_credentials",
             "update trading_accounts set node_id = 'me', lease_until = now() + interval '1 day'",
             "update trading_accounts set lease_token = 99",
             "update trading_accounts set epoch_max = 99",
@@ -149,6 +155,7 @@ async fn each_role_may_do_its_own_work_and_nothing_else() {
             "select id from trading_accounts where name = 'f' for key share",
             "update copy_links set untaggable_since = now()",
             "select copy_events_make_partitions(4)",
+            "select sealed from account_credentials",
         ],
     )
     .await;
@@ -159,6 +166,7 @@ async fn each_role_may_do_its_own_work_and_nothing_else() {
             "update trading_accounts set connection = '{\"address\":\"elsewhere:1\"}'",
             "insert into trading_accounts (platform, name) values ('paper', 'i')",
             "update copy_links set sizing_value = 100",
+            "update account_credentials set sealed = wrapped_key",
             "delete from pairs",
             "delete from copy_events",
             "select copy_events_drop_partitions(1)",
@@ -182,6 +190,7 @@ async fn each_role_may_do_its_own_work_and_nothing_else() {
             "insert into trading_accounts (platform, name) values ('paper', 'j')",
             "delete from copy_links",
             "update account_status set detail = 'x'",
+            "select key_id from account_credentials",
             "insert into copy_events select * from copy_events",
             "select id from trading_accounts for key share",
             "select copy_events_make_partitions(5)",

@@ -22,7 +22,7 @@ use crate::error::PaperError;
 use crate::lines::{Line, LineBuffer};
 use crate::protocol::{
     ANSWER_LINE_BYTES_MAX, AccountBook, AccountChange, FieldError, HistoryPage, LoggedIn,
-    LoginKind, Op, OrderMeta, OrderReply, Push, Request, Style,
+    LoginKind, Op, OrderMeta, OrderReply, Password, Push, Request, Style,
 };
 use crate::{socket, wire};
 use bytes::{Buf, Bytes, BytesMut};
@@ -155,6 +155,18 @@ impl PaperClient {
         account: AccountId,
         token: Token,
     ) -> Result<(PaperSession, mpsc::Receiver<SessionPush>), PaperError> {
+        self.open_account_with(account, token, None).await
+    }
+
+    /// The same for an account that may have a password.
+    ///
+    /// Errors: as there; `Refused` as well if it is not this one.
+    pub async fn open_account_with(
+        &self,
+        account: AccountId,
+        token: Token,
+        password: Option<Password>,
+    ) -> Result<(PaperSession, mpsc::Receiver<SessionPush>), PaperError> {
         let wire = &self.guard.wire;
         let (pushes, receiver) = mpsc::channel(SESSION_PUSHES_MAX);
         let state = wire.add_route(account, pushes)?;
@@ -163,6 +175,7 @@ impl PaperClient {
             node: wire.node.clone(),
             kind: LoginKind::Trader,
             token: Some(token),
+            password,
         };
         // Made before the call, so that giving up during it says goodbye.
         let mut inner = SessionInner { guard: self.guard.clone(), account, state, style: None };

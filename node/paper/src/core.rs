@@ -226,12 +226,14 @@ impl Core {
 
     fn take_op(&mut self, now: Now, conn: u64, id: u64, op: Op) -> Result<Reply, Failed> {
         match op {
-            Op::Login { account, node, kind, token } => self.login(
-                now,
-                conn,
-                id,
-                LoginFact { connection: conn, account, node, kind, token, faults: Vec::new() },
-            ),
+            Op::Login { account, node, kind, token, password } => {
+                if let (LoginKind::Trader, Some(account)) = (kind, account) {
+                    self.broker.engine().check_password(account, password.as_ref())?;
+                }
+                let faults = Vec::new();
+                let fact = LoginFact { connection: conn, account, node, kind, token, faults };
+                self.login(now, conn, id, fact)
+            }
             Op::Logout { account } => {
                 if self.peer(conn)?.accounts.remove(&account).is_none() {
                     return Err(FieldError::new("account", account, "is not logged in here").into());

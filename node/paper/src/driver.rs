@@ -26,7 +26,7 @@ impl PaperDriver {
         let client = PaperClient::connect(addr, ident).await?;
         let node = client.node().clone();
         let driver = Self { client };
-        let login = Op::Login { account: None, node, kind, token: None };
+        let login = Op::Login { account: None, node, kind, token: None, password: None };
         driver.call::<IgnoredAny>("login", login).await?;
         Ok(driver)
     }

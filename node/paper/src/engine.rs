@@ -22,7 +22,7 @@ use crate::ledger::{Cause, TradeFact};
 use crate::protocol::{
     AccountBook, AccountChange, AccountDecl, AccountsPage, BooksPage, FeedQuote, FieldError,
     HistoryPage, Instruction, LEVERAGE_MAX, OrderMeta, OrderReply, PAGE_ACCOUNTS_MAX,
-    PAGE_ROWS_MAX, Push, STOP_OUT_PERCENT_MAX, Style,
+    PAGE_ROWS_MAX, Password, Push, STOP_OUT_PERCENT_MAX, Style,
 };
 use rust_decimal::Decimal;
 use schemas::{
@@ -539,6 +539,20 @@ impl Engine {
         Ok(self.account(account)?.book(&self.symbols, now))
     }
 
+    /// Refuses who does not know the account's password, if it has one. The value is not repeated.
+    pub fn check_password(
+        &self,
+        account: AccountId,
+        given: Option<&Password>,
+    ) -> Result<(), FieldError> {
+        match &self.account(account)?.decl.password {
+            Some(password) if given != Some(password) => {
+                Err(FieldError::new("password", "", "is missing or wrong"))
+            }
+            Some(_) | None => Ok(()),
+        }
+    }
+
     /// How an account treats partial closes, and whether it nets.
     pub fn style(&self, account: AccountId) -> Result<Style, FieldError> {
         Ok(self.account(account)?.decl.style)
@@ -587,9 +601,10 @@ impl Engine {
         Ok(quotes.map(|q| Quote { symbol: account.shown(&q.symbol), ..q.clone() }).collect())
     }
 
-    /// A page of accounts.
+    /// A page of accounts, without their passwords.
     pub fn accounts(&self, after: Option<AccountId>) -> AccountsPage {
-        let mut accounts: Vec<_> = self.accounts_after(after).map(|a| a.decl.clone()).collect();
+        let told = |a: &Account| AccountDecl { password: None, ..a.decl.clone() };
+        let mut accounts: Vec<_> = self.accounts_after(after).map(told).collect();
         let has_more = accounts.len() > PAGE_ACCOUNTS_MAX;
         accounts.truncate(PAGE_ACCOUNTS_MAX);
         let next = accounts.last().filter(|_| has_more).map(|decl| decl.account);

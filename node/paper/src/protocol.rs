@@ -8,7 +8,7 @@
 //! 2. Quantities are decimal text, times are microseconds UTC, as everywhere in Lockstep.
 //! 3. A request with a field that is not known is refused, not read in part.
 //!
-//! Not covered: passwords (any name is believed) and encryption.
+//! Not covered: encryption; and passwords of drivers and auditors, whose names are believed.
 
 use crate::faults::FaultSpec;
 use crate::ledger::LedgerRow;
@@ -71,7 +71,25 @@ pub(crate) fn shorten(text: &str) -> String {
     short
 }
 
-/// What a login may do. There are no passwords: the kind keeps mistakes away, not people.
+/// The password of an account: it is never shown, and no answer repeats it.
+#[derive(Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(transparent)]
+pub struct Password(String);
+
+impl Password {
+    /// Keeps a text.
+    pub fn new(text: impl Into<String>) -> Self {
+        Self(text.into())
+    }
+}
+
+impl fmt::Debug for Password {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("***")
+    }
+}
+
+/// What a login may do. Only traders may need a password: the kind keeps mistakes away, not people.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum LoginKind {
@@ -166,6 +184,9 @@ pub struct AccountDecl {
     /// first; and an order that needs more margin than is free is refused. Absent: neither.
     #[serde(default)]
     pub stop_out_percent: Option<u32>,
+    /// What a trader has to say at its login; absent: any trader is let in. Told to nobody.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub password: Option<Password>,
 }
 
 impl AccountDecl {
@@ -182,6 +203,7 @@ impl AccountDecl {
             comment_close: None,
             leverage: None,
             stop_out_percent: None,
+            password: None,
         }
     }
 
@@ -374,6 +396,8 @@ pub enum Op {
         kind: LoginKind,
         #[serde(default)]
         token: Option<Token>,
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        password: Option<Password>,
     },
     /// Ends the session of one account.
     Logout { account: AccountId },

@@ -10,7 +10,7 @@ use paper::faults::SettingsChange;
 use paper::ledger::Fact;
 use paper::protocol::{
     AccountChange, AccountDecl, FeedQuote, Instruction, LIST_ITEMS_MAX, LoginKind,
-    PAGE_ACCOUNTS_MAX, PAGE_ROWS_MAX, REQUEST_LINE_BYTES_MAX, Style,
+    PAGE_ACCOUNTS_MAX, PAGE_ROWS_MAX, Password, REQUEST_LINE_BYTES_MAX, Style,
 };
 use paper::{
     Ledger, NotSent, OrderOutcome, PaperClient, PaperDriver, PaperError, PaperServer, Violation,
@@ -531,4 +531,28 @@ async fn every_line_of_the_readme_is_understood() {
     assert_eq!(answers[7]["done"]["remainder"], 1_000_003);
     assert_eq!(answers[8]["positions"].as_array().unwrap().len(), 2);
     assert_eq!(answers[9]["trades"][0]["comment"], "to #1000003");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn an_account_with_a_password_lets_in_who_knows_it_and_tells_it_to_nobody() {
+    let broker = Broker::quick().await;
+    let driver = &broker.driver;
+    let password = || Some(Password::new("open-sesame-1"));
+    let declared =
+        AccountDecl { password: password(), ..AccountDecl::new(account(77), Style::Mt5) };
+    driver.declare_accounts(vec![declared]).await.unwrap();
+    let client = broker.client("n1").await;
+    let token = Token::new(1).unwrap();
+    for wrong in [None, Some(Password::new("open-sesame-2"))] {
+        let refused = client.open_account_with(account(77), token, wrong).await;
+        let Err(PaperError::Refused(error)) = refused else { panic!("{refused:?}") };
+        assert_eq!((error.field.as_str(), error.value.as_str()), ("password", ""));
+    }
+    let opened = client.open_account_with(account(77), token, password()).await;
+    assert!(opened.is_ok(), "{opened:?}");
+    // An account without one takes any.
+    assert!(client.open_account_with(account(1), token, password()).await.is_ok());
+    let told = serde_json::to_string(&driver.accounts().await.unwrap()).unwrap();
+    let ledger = serde_json::to_string(driver.ledger().await.unwrap().rows()).unwrap();
+    assert!(!format!("{told} {ledger} {:?}", password()).contains("sesame"));
 }

@@ -29,6 +29,7 @@ use crate::broker::paper::{
 use crate::broker::{BrokerError, BrokerSession, LeftAt, Outcome, SessionEvent};
 use crate::clock::{NodeClock, NodeTime};
 use crate::config::NodeConfig;
+use crate::credentials::{Holder, Sealed, unseal};
 use crate::directory::{Directory, SessionAccount};
 use crate::follower::{
     AccountRead, Asker, Attempt, CloseAnswer, Effect, Follower, FollowerSettings, Input, Now,
@@ -37,6 +38,7 @@ use crate::follower::{
 use crate::gate::Gate;
 use crate::lease::{LeaseState, TenureKey};
 use crate::notes::{Note, Notes};
+use crate::secret::Secret;
 use crate::stamps::{Stamps, Trace};
 use crate::tape::Tape;
 use crate::writer::{AccountStatus, Row, Writer, store::PgRows};
@@ -197,6 +199,31 @@ pub struct Gained {
 /// unwritten (S20). Otherwise its lease is left to run out.
 pub fn may_be_handed_in(unanswered: usize, unwritten_rows: usize) -> bool {
     (unanswered == 0 && unwritten_rows == 0) || planted::is(Bug::P17)
+}
+
+/// The account's password at the broker, if it has one. It is opened for each login and not kept.
+fn open_password(
+    config: &NodeConfig,
+    account: &SessionAccount,
+) -> Result<Option<Secret>, BrokerError> {
+    let Some(sealed) = &account.credential else { return Ok(None) };
+    let holder = Holder { account: account.id, platform: &account.platform };
+    Ok(Some(unseal(config.master_keys.as_ref(), holder, sealed)?))
+}
+
+/// What is stored as the account's password by now; nothing if it cannot be read, and the one that is
+/// known stays.
+async fn read_password(context: Arc<NodeContext>, account: AccountId) -> Option<Option<Sealed>> {
+    let slow = context.slow.clone();
+    let read = slow.spawn(async move { context.directory.credential(account).await });
+    match read.await {
+        Ok(Ok(credential)) => Some(credential),
+        Ok(Err(error)) => {
+            tracing::debug!(%account, %error, "password not read again");
+            None
+        }
+        Err(_panic_was_logged) => None,
+    }
 }
 
 /// Runs a tenure until it ends.
@@ -387,6 +414,12 @@ impl AccountSession {
                         let ended = self.end_unconnected(Wanted::Drain).await;
                         return Ended::Unserved { drained: ended == Ended::Drained, deaf: false };
                     }
+                    if error.may_be_the_password() {
+                        let read = read_password(Arc::clone(&self.context), account.id);
+                        if let Some(credential) = read.await {
+                            account.credential = credential;
+                        }
+                    }
                     if let Err(wanted) = self.pause(wait).await {
                         return self.end_unconnected(wanted).await;
                     }
@@ -535,9 +568,11 @@ impl AccountSession {
         if settings.blocking && context.executor.threads() == 0 {
             return Err(paper_platform::no_threads());
         }
+        let password = open_password(&context.config, account)?;
         let (mut session, events, snapshot) = paper_platform::open(
             account.id,
             settings,
+            password.as_ref(),
             &context.node,
             self.owner.token,
             context.clock.clone(),

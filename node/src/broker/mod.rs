@@ -21,6 +21,7 @@ pub mod paper;
 pub mod view;
 
 use crate::clock::NodeTime;
+use crate::credentials::CredentialError;
 use crate::gate::SendPermit;
 use schemas::planted::{self, Bug};
 use schemas::{
@@ -135,6 +136,21 @@ pub enum BrokerError {
     /// The broker answered, with a refusal.
     #[error("refused: {0}")]
     Refused(String),
+    /// The account's password cannot be opened here: give the node the key, or store it anew.
+    #[error("password: {0}")]
+    Password(#[from] CredentialError),
+}
+
+impl BrokerError {
+    /// Whether another password may be all that it takes.
+    pub fn may_be_the_password(&self) -> bool {
+        match self {
+            BrokerError::Refused(_) | BrokerError::Password(_) => true,
+            BrokerError::Settings(_) | BrokerError::Connection(_) | BrokerError::Incomplete(_) => {
+                false
+            }
+        }
+    }
 }
 
 /// When a call that waited for a thread began: the instant before the broker's own code.

@@ -14,8 +14,9 @@ use super::{
 };
 use crate::clock::NodeClock;
 use crate::gate::{SendPermit, SpentPermit};
+use crate::secret::Secret;
 use paper::client::{OrderOutcome, PaperClient, PaperSession, SendMeta, SessionPush};
-use paper::protocol::AccountChange;
+use paper::protocol::{AccountChange, Password};
 use paper::{Ident, PaperError};
 use schemas::{
     AccountId, AccountSnapshot, ClosedTrade, Micros, NodeId, OrderRequest, Quote, Symbol,
@@ -169,13 +170,15 @@ pub fn event_of(change: AccountChange) -> Option<SessionEvent> {
 pub async fn open(
     account: AccountId,
     settings: &PaperSettings,
+    password: Option<&Secret>,
     node: &NodeId,
     token: Token,
     clock: NodeClock,
 ) -> Result<(PaperBrokerSession, PaperEvents, AccountSnapshot), BrokerError> {
     let ident = Ident { node: node.clone() };
     let client = PaperClient::connect(&settings.address, ident).await?;
-    let (session, mut pushes) = client.open_account(settings.login, token).await?;
+    let password = password.map(|password| Password::new(password.expose()));
+    let (session, mut pushes) = client.open_account_with(settings.login, token, password).await?;
     let synced = async {
         loop {
             match pushes.recv().await {

@@ -63,7 +63,7 @@ impl Broker {
         let settings = PaperSettings { address, login, blocking: false };
         let node = "node".parse().unwrap();
         let token = Token::new(1).unwrap();
-        let opening = open(account(number), &settings, &node, token, NodeClock::system());
+        let opening = open(account(number), &settings, None, &node, token, NodeClock::system());
         tokio::time::timeout(LIMIT, opening).await.unwrap()
     }
 }

@@ -1,10 +1,12 @@
-//! `lockstep account`: add, list, switch on and off.
+//! `lockstep account`: add, list, switch on and off, give a password.
 
 use super::table::{TableRow, or_dash, print_rows};
-use super::{CliError, DatabaseArg, block_on, out};
+use super::{CliError, DatabaseArg, block_on, keys, out, password};
+use crate::credentials::{CredentialError, Holder, seal};
 use crate::directory::{self, AccountRow, DirectoryError, NewAccount};
 use clap::{Args, Subcommand};
 use schemas::AccountId;
+use std::path::{Path, PathBuf};
 
 /// Arguments of `lockstep account`.
 #[derive(Debug, Args)]
@@ -22,6 +24,18 @@ pub struct AccountArgs {
 enum AccountVerb {
     /// Add an account.
     Add(AddArgs),
+    /// Store the password of an account at its broker, sealed with the present master key
+    /// (`lockstep keys`). It is read from stdin, at a terminal unseen.
+    Password {
+        /// Name or number.
+        account: String,
+        /// Read it from this file instead.
+        #[arg(long, value_name = "FILE")]
+        file: Option<PathBuf>,
+        /// Take the password away.
+        #[arg(long, conflicts_with = "file")]
+        remove: bool,
+    },
     /// List accounts with their owners.
     List,
     /// Let nodes own the account.
@@ -194,10 +208,50 @@ pub fn run(args: AccountArgs) -> Result<(), CliError> {
                 let mut db = args.database.connect().await?;
                 print_rows(&directory::list_accounts(&mut db).await?, json)
             }
+            AccountVerb::Password { account, remove: true, .. } => {
+                let mut db = args.database.connect().await?;
+                let id = directory::account_id(&mut db, &account).await?;
+                let had = directory::remove_credential(&mut db, id).await?;
+                if json {
+                    return out::json(&serde_json::json!({ "id": id, "changed": had }));
+                }
+                let word = if had { "has no password any more" } else { "had no password" };
+                out::line(format_args!("account {account} {word}"))
+            }
+            AccountVerb::Password { account, file, remove: false } => {
+                let mut db = args.database.connect().await?;
+                store_password(&mut db, &account, file.as_deref(), json).await
+            }
             AccountVerb::Enable { account } => switch(&args.database, &account, true, json).await,
             AccountVerb::Disable { account } => switch(&args.database, &account, false, json).await,
         }
     })?
+}
+
+async fn store_password(
+    db: &mut sqlx::PgConnection,
+    account: &str,
+    file: Option<&Path>,
+    json: bool,
+) -> Result<(), CliError> {
+    let id = directory::account_id(db, account).await?;
+    let platform = directory::account_platform(db, id).await?;
+    let keys = keys::master_keys()?;
+    // Nobody types a password that cannot be kept.
+    let needed = keys.as_ref().ok_or(CredentialError::NoKey).map_err(wrong)?;
+    let password = password::read(&format!("password of {account}"), file)?;
+    let holder = Holder { account: id, platform: &platform };
+    let sealed = seal(Some(needed), holder, &password).map_err(wrong)?;
+    directory::store_credential(db, id, &sealed).await?;
+    if json {
+        return out::json(&serde_json::json!({ "id": id, "master_key": sealed.key_id }));
+    }
+    let key = sealed.key_id;
+    out::line(format_args!("password of account {account} stored, sealed with master key {key}"))
+}
+
+fn wrong(error: CredentialError) -> CliError {
+    CliError::Usage(error.to_string())
 }
 
 async fn switch(

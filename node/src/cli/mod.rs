@@ -13,6 +13,7 @@ pub mod demo;
 pub mod doctor;
 pub mod events;
 pub mod init;
+pub mod keys;
 pub mod lease;
 pub mod link;
 pub mod migrate;
@@ -22,6 +23,7 @@ mod on_bus;
 pub mod out;
 pub mod paper;
 pub mod paper_ctl;
+mod password;
 pub mod pause;
 pub mod positions;
 pub mod publish;
@@ -30,8 +32,8 @@ pub mod roles;
 mod settings;
 pub mod status;
 pub mod table;
-mod watch;
 pub mod token;
+mod watch;
 pub mod why;
 
 use clap::{Parser, Subcommand};
@@ -66,6 +68,8 @@ enum Verb {
     Apply(apply::ApplyArgs),
     /// Make the configuration of a NATS cluster that knows who may say what, and its users.
     Nats(nats::NatsArgs),
+    /// Make and change the master keys that brokers' passwords are sealed with.
+    Keys(keys::KeysArgs),
     /// Make database roles with no more rights than their work needs.
     Roles(roles::RolesArgs),
     /// Make, list and take back the tokens of those who may use the API.
@@ -163,6 +167,7 @@ pub fn main() -> ExitCode {
         Verb::Link(args) => link::run(args),
         Verb::Apply(args) => apply::run(args),
         Verb::Nats(args) => nats::run(args),
+        Verb::Keys(args) => keys::run(args),
         Verb::Roles(args) => roles::run(args),
         Verb::Token(args) => token::run(args),
         Verb::Status(args) => status::run(args),

@@ -23,16 +23,18 @@ use crate::lease::{self, LeaseSettings, PostgresOwnership};
 use crate::notes::Notes;
 use crate::open_files;
 use crate::stamps::Stamps;
+use crate::systemd::{self, Notifier, Watchdog};
+use crate::tape::Tape;
 use crate::uptime;
 use crate::uptime::store::MinuteStore;
 use crate::uptime::task::Sights;
-use crate::tape::Tape;
 use crate::writer::store::PgRows;
 use crate::writer::{Writer, WriterConfig};
 use bus::{ClientSettings, FeedSettings, Feeds};
 use clap::Args;
 use schemas::NodeId;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 use tokio::runtime::{Builder, Runtime};
 use tokio::signal::unix::{SignalKind, signal};
@@ -188,7 +190,23 @@ fn run_on(
         gate.clone(),
         clock.clone(),
     )?;
-    let ticker = lease::watch_for_freezes(clock.clone(), gate.clone(), lease.wake())?;
+    let ending = Arc::new(AtomicBool::new(false));
+    let notifier = Notifier::from_env()
+        .map_err(|error| CliError::missing("NOTIFY_SOCKET", error))?
+        .map(Arc::new);
+    let mut watchdog = notifier.clone().zip(systemd::watchdog_time()).map(|(notifier, time)| {
+        let trusted = config.lease.saturating_sub(config.fence);
+        let pulses = [hot, slow].map(|runtime| systemd::pulse(runtime.handle()));
+        Watchdog::new(notifier, time, trusted, lease.state(), pulses, Arc::clone(&ending))
+    });
+    let ticker = lease::watch_for_freezes(clock.clone(), gate.clone(), lease.wake(), move |now| {
+        if let Some(watchdog) = &mut watchdog {
+            watchdog.look(now);
+        }
+    })?;
+    if let Some(notifier) = notifier.clone() {
+        slow.spawn(systemd::tell_when_ready(notifier, lease.state()));
+    }
     let options =
         database::options(&url, "writer").map_err(|e| CliError::missing("database", e))?;
     let rows = Arc::new(PgRows::new(options, node.clone()));
@@ -259,6 +277,10 @@ fn run_on(
     slow.block_on(async {
         wait_for_stop().await?;
         tracing::info!("node ends: sessions drain");
+        ending.store(true, Ordering::Relaxed);
+        if let Some(notifier) = &notifier {
+            notifier.stopping();
+        }
         let commands = lease.commands();
         let _ended_already = commands.set_capacity(0).await;
         stop.send_replace(true);

@@ -1,10 +1,10 @@
 //! `lockstep paper`: runs the paper broker; `paper_ctl` changes one that runs.
 
-use super::{CliError, block_on, out, paper_ctl};
+use super::{CliError, block_on, out, paper_ctl, password};
 use crate::history::{self, History};
 use clap::{Args, Subcommand};
 use paper::faults::Settings;
-use paper::protocol::{AccountDecl, LoginKind, Style};
+use paper::protocol::{AccountDecl, LoginKind, Password, Style};
 use paper::server::{PaperConfig, PaperServer};
 use paper::{Ident, PaperDriver};
 use rust_decimal::Decimal;
@@ -37,6 +37,10 @@ pub struct PaperArgs {
     /// Accounts that there are from the start: FROM-TO, each with 10000 USD.
     #[arg(long, value_name = "FROM-TO", value_parser = account_range)]
     accounts: Option<(u64, u64)>,
+    /// File with the password of all these accounts, which a node then has to know
+    /// (`lockstep account password`).
+    #[arg(long, value_name = "FILE", requires = "accounts")]
+    password_file: Option<PathBuf>,
     /// Symbols that there are from the start: those of this history file (`demo`: the one that
     /// comes with Lockstep).
     #[arg(long, value_name = "FILE")]
@@ -66,6 +70,10 @@ pub fn run(args: PaperArgs) -> Result<(), CliError> {
         Some(path) => symbol_specs(&super::publish::load(path)?),
         None => Vec::new(),
     };
+    let password = match &args.password_file {
+        Some(path) => Some(Password::new(password::read("password", Some(path))?.expose())),
+        None => None,
+    };
     let settings =
         Settings { answer_delay_ms: args.answer_delay_ms, check_tokens: args.check_tokens };
     let config =
@@ -84,7 +92,7 @@ pub fn run(args: PaperArgs) -> Result<(), CliError> {
         let mut serving = std::pin::pin!(server.serve(shutdown));
         let declaring = async {
             let driver = drive(&addr.to_string(), "paper").await?;
-            declare(&driver, specs, args.accounts).await
+            declare(&driver, specs, args.accounts, password).await
         };
         tokio::select! {
             served = &mut serving => return served.map_err(failed),
@@ -134,6 +142,7 @@ pub(super) async fn declare(
     driver: &PaperDriver,
     symbols: Vec<SymbolSpec>,
     accounts: Option<(u64, u64)>,
+    password: Option<Password>,
 ) -> Result<(), CliError> {
     let failed = |error| CliError::missing("paper broker", error);
     if !symbols.is_empty() {
@@ -144,7 +153,7 @@ pub(super) async fn declare(
         .filter_map(|number| AccountId::new(number).ok())
         .map(|account| {
             let style = if account.get().is_multiple_of(3) { Style::Mt4 } else { Style::Mt5 };
-            AccountDecl::new(account, style)
+            AccountDecl { password: password.clone(), ..AccountDecl::new(account, style) }
         })
         .collect();
     if !accounts.is_empty() {

@@ -229,11 +229,13 @@ pub fn start<S: OwnershipStore>(
 
 /// Closes the gate when the node stood still, and wakes the lease loop to confirm anew.
 ///
-/// The returned value keeps the thread; dropping it closes the gate for good.
+/// `each_tick` runs after that, and must not wait. The returned value keeps the thread; dropping it
+/// closes the gate for good.
 pub fn watch_for_freezes(
     clock: NodeClock,
     gate: Gate,
     wake: Arc<Notify>,
+    mut each_tick: impl FnMut(NodeTime) + Send + 'static,
 ) -> std::io::Result<Ticker> {
     Ticker::start(clock, move |now, freeze| {
         if let Some(freeze) = freeze {
@@ -243,6 +245,7 @@ pub fn watch_for_freezes(
             tracing::warn!(gap = ?freeze.gap, "the node stood still; all leases are confirmed anew");
         }
         gate.beat(now);
+        each_tick(now);
     })
 }
 

@@ -53,10 +53,14 @@ begin
             ('account_status', 'lockstep_node', array['select', 'insert', 'update'], null, null),
             ('account_status', 'lockstep_api', array['select'], null, null),
             ('account_status', 'lockstep_readonly', array['select'], null, null),
+            -- Nodes open what is sealed; whoever stores a password, or wraps its key anew, need not read it.
+            ('account_credentials', 'lockstep_node', array['select'], null, null),
+            ('account_credentials', 'lockstep_api', array['select'], null, array['sealed']),
+            ('account_credentials', 'lockstep_api', array['insert', 'update', 'delete'], null, null),
             -- What stops everything.
-            ('fleet', 'lockstep_node', array['select'], null, null),
-            ('fleet', 'lockstep_api', array['select', 'insert', 'update'], null, null),
-            ('fleet', 'lockstep_readonly', array['select'], null, null),
+            ('fleet_mode', 'lockstep_node', array['select'], null, null),
+            ('fleet_mode', 'lockstep_api', array['select', 'insert', 'update'], null, null),
+            ('fleet_mode', 'lockstep_readonly', array['select'], null, null),
             -- Hashes of tokens, which nobody but who checks them has to see.
             ('api_tokens', 'lockstep_api', array['select', 'insert', 'update', 'delete'], null, null),
             ('node_minutes', 'lockstep_node', array['select', 'insert', 'update', 'delete'], null, null),

@@ -236,7 +236,7 @@ async fn declare(
     };
     let volumes = specs.iter().map(limits).collect();
     let last = FIRST_FOLLOWER + u64::from(followers) - 1;
-    crate::cli::paper::declare(driver, specs, Some((FIRST_FOLLOWER, last))).await?;
+    crate::cli::paper::declare(driver, specs, Some((FIRST_FOLLOWER, last)), None).await?;
     Ok(volumes)
 }
 

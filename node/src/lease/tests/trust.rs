@@ -190,7 +190,7 @@ async fn node_that_stood_still_sends_nothing_until_a_later_renewal_is_confirmed(
     };
     let store = MemoryOwnership::new(table.clone(), TIMING.query_limit);
     let lease = start(settings, store, gate.clone(), clock.clone()).unwrap();
-    let ticker = watch_for_freezes(clock.clone(), gate.clone(), lease.wake()).unwrap();
+    let ticker = watch_for_freezes(clock.clone(), gate.clone(), lease.wake(), |_| {}).unwrap();
     let may_send = || gate.permit(account(ACCOUNT), clock.now(), Duration::from_secs(2));
     eventually("the node may send", async || may_send().is_ok()).await;
     let before = may_send().unwrap();

@@ -30,7 +30,9 @@ pub fn run_sessions(args: &SessionsArgs) {
             let login = AccountId::new(account).unwrap();
             let settings = PaperSettings { address: args.broker.clone(), login, blocking: false };
             let token = Token::MIN;
-            paper_platform::open(login, &settings, &node, token, NodeClock::system()).await.unwrap()
+            paper_platform::open(login, &settings, None, &node, token, NodeClock::system())
+                .await
+                .unwrap()
         };
         // What is made once for all of them.
         let first = open(args.first).await;
