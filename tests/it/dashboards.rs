@@ -19,9 +19,9 @@ mod fleet;
 mod prometheus;
 
 use bus::metrics::{Metric, MetricKind};
+use devstack::Prometheus;
 use expr::Expr;
 use fleet::Fleet;
-use prometheus::Prometheus;
 use serde_json::Value;
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::PathBuf;
@@ -378,7 +378,7 @@ async fn every_query_answers_at_a_prometheus_that_scrapes_two_real_nodes() {
         return;
     };
     let mut fleet = Fleet::start().await;
-    let prometheus = Prometheus::start(&program, &fleet.metrics_addresses()).await;
+    let prometheus = Prometheus::start(&program, &fleet.metrics_addresses(), None).await.unwrap();
     fleet.trade_through_a_kill().await;
 
     let dashboards = dashboards();
@@ -393,7 +393,8 @@ async fn every_query_answers_at_a_prometheus_that_scrapes_two_real_nodes() {
         tokio::time::sleep(ANSWER_PAUSE).await;
     }
     assert_counters_grew(&prometheus).await;
-    let owned = prometheus.series("sum by (instance) (lockstep_lease_owned_accounts)").await;
+    let owned =
+        prometheus::series(&prometheus, "sum by (instance) (lockstep_lease_owned_accounts)").await;
     assert_eq!(owned.unwrap().len(), 2, "both nodes are scraped");
 
     for address in fleet.metrics_addresses() {
@@ -410,7 +411,8 @@ async fn every_query_answers_at_a_prometheus_that_scrapes_two_real_nodes() {
 async fn assert_counters_grew(prometheus: &Prometheus) {
     let mut idle = Vec::new();
     for metric in lockstep::exporter::tables().iter().filter(|m| m.kind == MetricKind::Counter) {
-        let series = prometheus.series(&format!("sum({})", metric.name)).await.unwrap();
+        let series =
+            prometheus::series(prometheus, &format!("sum({})", metric.name)).await.unwrap();
         if !series.iter().flatten().any(|value| *value > 0.0) {
             idle.push(metric.name);
         }
@@ -482,7 +484,7 @@ async fn alerts_fire_when_they_should_and_are_quiet_when_not() {
 async fn unanswered(prometheus: &Prometheus, queries: &[Query<'_>]) -> Vec<String> {
     let mut missing = Vec::new();
     for query in queries {
-        let answer = prometheus.series(&expr::with_variables(query.text)).await;
+        let answer = prometheus::series(prometheus, &expr::with_variables(query.text)).await;
         let series =
             answer.unwrap_or_else(|error| panic!("{}: {}: {error}", query.panel, query.text));
         if !series.iter().any(|values| values.iter().any(|v| v.is_finite())) {

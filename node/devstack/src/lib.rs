@@ -3,7 +3,7 @@
 //! Decides: nothing about trading; it starts real servers, breaks them on request, and leaves
 //! nothing behind.
 //! In: programs found by [`Tools::locate`]. Out: [`Nats`], [`NatsCluster`], [`Postgres`],
-//! [`ManagedProcess`] for any program, and [`FaultProxy`] to cut a connection in between.
+//! [`Prometheus`], [`ManagedProcess`] for any program, and [`FaultProxy`] to cut a connection in between.
 //!
 //! Invariants:
 //! 1. Whatever is started here ends with its value, with a panic, and with this process, however
@@ -18,6 +18,7 @@ mod guard;
 mod nats;
 mod postgres;
 mod process;
+mod prometheus;
 mod proxy;
 mod replica;
 mod tools;
@@ -27,6 +28,7 @@ pub use guard::StopSignal;
 pub use nats::{Nats, NatsCluster};
 pub use postgres::Postgres;
 pub use process::{ManagedProcess, ProcessSpec};
+pub use prometheus::{Prometheus, free_address};
 pub use proxy::{Direction, FaultMode, FaultProxy};
 pub use tools::Tools;
 

@@ -1,7 +1,7 @@
 //! Two real nodes with followers, a recorded master, a paper master, and a node killed midway.
 
-use super::prometheus::free_address;
 use bus::{ClientSettings, Publisher, PublisherHandle, PublisherSettings, start_epoch};
+use devstack::free_address;
 use devstack::{ManagedProcess, Nats, Postgres, ProcessSpec, StopSignal, Tools};
 use lockstep::cli::paper::LISTENS;
 use lockstep::clock::NodeClock;
@@ -251,7 +251,7 @@ impl Fleet {
 }
 
 fn start_node(name: &str, database_url: &str, nats_url: &str) -> Node {
-    let address = free_address();
+    let address = free_address().unwrap();
     let mut spec = ProcessSpec::new(name, program())
         .arg("node")
         .stop_signal(StopSignal::Term)

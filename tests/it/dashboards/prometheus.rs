@@ -1,6 +1,6 @@
-//! A real Prometheus as a child, and what is asked of it.
+//! What a real Prometheus is asked.
 
-use devstack::{ManagedProcess, ProcessSpec, StopSignal};
+use devstack::Prometheus;
 use serde_json::Value;
 use std::io::Write;
 use std::net::SocketAddr;
@@ -10,19 +10,10 @@ use std::time::Duration;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpStream;
 
-/// How long it may take to listen.
-const START_LIMIT: Duration = Duration::from_secs(30);
 /// How long one answer may take.
 const ANSWER_LIMIT: Duration = Duration::from_secs(10);
 /// The window of a query: longer than the test.
 const WINDOW_S: i64 = 600;
-
-/// A Prometheus that scrapes the nodes every second.
-pub(super) struct Prometheus {
-    address: SocketAddr,
-    _process: ManagedProcess,
-    _folder: tempfile::TempDir,
-}
 
 /// The program that `variable` names, or the one that `./run check grafana` got, or the one on PATH.
 pub(super) fn find(name: &str, variable: &str) -> Option<PathBuf> {
@@ -46,63 +37,33 @@ pub(super) fn say(line: &str) {
     let _nobody_listens = writeln!(std::io::stderr(), "{line}");
 }
 
-/// A port nobody listens on; another program may take it before its user does.
-pub(super) fn free_address() -> SocketAddr {
-    std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap()
-}
-
-impl Prometheus {
-    /// Starts it with the example's job, these targets and a short interval.
-    pub(super) async fn start(program: &Path, targets: &[SocketAddr]) -> Prometheus {
-        let folder = tempfile::tempdir().unwrap();
-        let targets: Vec<String> = targets.iter().map(|target| format!("'{target}'")).collect();
-        let config = format!(
-            "global: {{scrape_interval: 1s, scrape_timeout: 1s}}\n\
-             scrape_configs:\n- job_name: lockstep\n  static_configs:\n  - targets: [{}]\n",
-            targets.join(", ")
-        );
-        let file = folder.path().join("prometheus.yml");
-        std::fs::write(&file, config).unwrap();
-        let address = free_address();
-        let process = ProcessSpec::new("prometheus", program)
-            .arg(format!("--config.file={}", file.display()))
-            .arg(format!("--storage.tsdb.path={}", folder.path().join("data").display()))
-            .arg(format!("--web.listen-address={address}"))
-            .stop_signal(StopSignal::Term)
-            .start()
-            .unwrap();
-        process.wait_for_port(address, START_LIMIT).await.unwrap();
-        Prometheus { address, _process: process, _folder: folder }
+/// The values of each series that a query has in the last minutes.
+///
+/// Errors: what Prometheus said, or what it did not.
+pub(super) async fn series(prometheus: &Prometheus, query: &str) -> Result<Vec<Vec<f64>>, String> {
+    let now_s = lockstep::clock::NodeClock::system().wall().0 / 1_000_000;
+    let page = format!(
+        "/api/v1/query_range?query={}&start={}&end={now_s}&step=1",
+        percent_encoded(query),
+        now_s - WINDOW_S
+    );
+    let body = get(prometheus.address(), &page).await?;
+    let answer: Value = serde_json::from_str(&body).map_err(|e| format!("{e}: {body}"))?;
+    if answer["status"] != "success" {
+        return Err(body);
     }
-
-    /// The values of each series that a query has in the last minutes.
-    ///
-    /// Errors: what Prometheus said, or what it did not.
-    pub(super) async fn series(&self, query: &str) -> Result<Vec<Vec<f64>>, String> {
-        let now_s = lockstep::clock::NodeClock::system().wall().0 / 1_000_000;
-        let page = format!(
-            "/api/v1/query_range?query={}&start={}&end={now_s}&step=1",
-            percent_encoded(query),
-            now_s - WINDOW_S
-        );
-        let body = get(self.address, &page).await?;
-        let answer: Value = serde_json::from_str(&body).map_err(|e| format!("{e}: {body}"))?;
-        if answer["status"] != "success" {
-            return Err(body);
-        }
-        let result = answer["data"]["result"].as_array().ok_or_else(|| body.clone())?;
-        result
-            .iter()
-            .map(|series| {
-                let values = series["values"].as_array().ok_or_else(|| body.clone())?;
-                values
-                    .iter()
-                    .map(|pair| pair[1].as_str().and_then(|v| v.parse().ok()))
-                    .collect::<Option<Vec<f64>>>()
-                    .ok_or_else(|| format!("values that are no numbers: {series}"))
-            })
-            .collect()
-    }
+    let result = answer["data"]["result"].as_array().ok_or_else(|| body.clone())?;
+    result
+        .iter()
+        .map(|series| {
+            let values = series["values"].as_array().ok_or_else(|| body.clone())?;
+            values
+                .iter()
+                .map(|pair| pair[1].as_str().and_then(|v| v.parse().ok()))
+                .collect::<Option<Vec<f64>>>()
+                .ok_or_else(|| format!("values that are no numbers: {series}"))
+        })
+        .collect()
 }
 
 fn percent_encoded(text: &str) -> String {

@@ -6,6 +6,7 @@
 
 pub mod judge;
 mod live;
+mod stack;
 mod world;
 
 use super::{CliError, out};
@@ -56,6 +57,12 @@ pub struct DemoArgs {
     /// How many nodes; with one node nothing is killed.
     #[arg(long, default_value_t = 2, value_parser = clap::value_parser!(u32).range(1..=8))]
     nodes: u32,
+    /// Start this Prometheus beside it, and the nodes' API, and say where they are.
+    #[arg(long, value_name = "PROGRAM")]
+    prometheus: Option<PathBuf>,
+    /// Rules of alerts for that Prometheus.
+    #[arg(long, value_name = "FILE", requires = "prometheus")]
+    rules: Option<PathBuf>,
 }
 
 /// How long a history lasts if no speed is given.

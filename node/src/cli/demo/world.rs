@@ -1,6 +1,7 @@
 //! The demo's world: a NATS server, a Postgres, a paper broker and nodes, each a process.
 
 use super::DemoArgs;
+use super::stack::Stack;
 use crate::cli::CliError;
 use crate::cli::paper::{LISTENS, drive, symbol_specs};
 use crate::directory::{self, NewAccount, NewLink};
@@ -58,6 +59,7 @@ pub(super) struct World {
     pub(super) followers: Vec<JudgedFollower>,
     /// Volume limits by symbol.
     pub(super) volumes: BTreeMap<Symbol, Volumes>,
+    stack: Option<Stack>,
     _postgres: Postgres,
     _paper: ManagedProcess,
 }
@@ -93,6 +95,14 @@ impl World {
             .await
             .map_err(|error| CliError::missing("database", error))?;
         let (master, followers) = enter(&mut db, &paper_address, args.followers).await?;
+        let stack = match &args.prometheus {
+            Some(program) => {
+                say("starting Prometheus");
+                let rules = args.rules.as_deref();
+                Some(Stack::start(program, rules, args.nodes, &mut db).await?)
+            }
+            None => None,
+        };
         let mut world = World {
             nats,
             database_url,
@@ -101,6 +111,7 @@ impl World {
             master,
             followers,
             volumes,
+            stack,
             _postgres: postgres,
             _paper: paper,
         };
@@ -111,6 +122,9 @@ impl World {
         ));
         for index in 0..args.nodes {
             world.start_node(index, args)?;
+        }
+        if let Some(stack) = &world.stack {
+            say(&stack.addresses(&world.database_url, &world.nats.url()));
         }
         Ok(world)
     }
@@ -124,7 +138,7 @@ impl World {
             .env("LOCKSTEP_DATABASE_URL", &self.database_url)
             .env("LOCKSTEP_NATS_URLS", self.nats.url())
             .env("LOCKSTEP_NODE_NAME", &name)
-            .env("LOCKSTEP_METRICS_LISTEN", "127.0.0.1:0")
+            .env("LOCKSTEP_METRICS_LISTEN", self.metrics_listen(index))
             // The demo compresses time and not the broker's answers: orders of a whole day may
             // be on their way at once.
             .env("LOCKSTEP_PARALLEL_ORDERS", "128")
@@ -136,6 +150,9 @@ impl World {
         for (key, value) in LEASE_SETTINGS {
             spec = spec.env(key, value);
         }
+        if let Some(stack) = &self.stack {
+            spec = spec.env("LOCKSTEP_API_LISTEN", stack.api(index));
+        }
         for foreign in ["LOCKSTEP_TOOLS", "LOCKSTEP_PROFILE", "LOCKSTEP_SHARED", "LOCKSTEP_BLESS"] {
             spec = spec.env_remove(foreign);
         }
@@ -145,6 +162,10 @@ impl World {
             None => self.nodes.push((name, process)),
         }
         Ok(())
+    }
+
+    fn metrics_listen(&self, index: u32) -> String {
+        self.stack.as_ref().map_or("127.0.0.1:0".to_owned(), |stack| stack.metrics(index))
     }
 
     /// A connection to the demo's database.
