@@ -583,6 +583,28 @@ impl Follower {
             })
     }
 
+    /// Whether no [`Input::Tick`] is needed before `until`: it copies, no order is out, nothing is
+    /// planned or tried again, and no reconcile or audit is due.
+    pub fn rests_until(&self, until: NodeTime) -> bool {
+        let is_later = |at: Option<NodeTime>| at.is_none_or(|at| at > until);
+        let is_at_rest = |link: &Link| {
+            link.second_look.is_none()
+                && is_later(link.due.map(|(at, _)| at))
+                && is_later(link.due_later.map(|(at, _)| at))
+        };
+        self.is_copying()
+            && self.unanswered() == 0
+            && self.settle_until.is_none()
+            && self.reading.is_none()
+            && self.planned.is_empty()
+            && self.retries.is_empty()
+            && self.unstored.is_empty()
+            && self.wishes.is_empty()
+            && is_later(self.audits.front().copied())
+            && is_later(self.last_looks.first().map(|(at, _)| *at))
+            && self.links.values().all(is_at_rest)
+    }
+
     /// Nothing leaves for any of its links.
     pub fn is_paused(&self) -> bool {
         !self.links.is_empty() && self.links.values().all(|link| link.rules.paused)
