@@ -59,25 +59,29 @@ struct Case {
     held: u32,
     /// Nodes that run a cycle at the same moment.
     nodes: u32,
+    /// Nodes that hold the rest.
+    others: u32,
 }
 
-const fn case(accounts: u32, held: u32, nodes: u32) -> Case {
-    Case { accounts, held, nodes }
+const fn case(accounts: u32, held: u32, nodes: u32, others: u32) -> Case {
+    Case { accounts, held, nodes, others }
 }
 
-const SMALL: Case = case(1_000, 500, 1);
-const LARGE: Case = case(100_000, 500, 1);
-const MANY: Case = case(100_000, 10_000, 1);
-const CASES: [Case; 9] = [
-    case(100, 100, 1),
-    case(1_000, 100, 1),
-    case(10_000, 100, 1),
-    case(100_000, 100, 1),
+/// A cycle looks at one row of each owner: two tables are compared with as many owners.
+const SMALL: Case = case(1_000, 500, 1, 7);
+const LARGE: Case = case(100_000, 500, 1, 7);
+const MANY: Case = case(100_000, 10_000, 1, 7);
+const CASES: [Case; 10] = [
+    case(100, 100, 1, 0),
+    case(1_000, 100, 1, 7),
+    case(10_000, 100, 1, 7),
+    case(100_000, 100, 1, 7),
     SMALL,
     LARGE,
     MANY,
-    case(100_000, 500, 8),
-    case(100_000, 500, 32),
+    case(100_000, 500, 1, 199),
+    case(100_000, 500, 8, 7),
+    case(100_000, 500, 32, 7),
 ];
 
 /// What is said of one case.
@@ -162,8 +166,8 @@ async fn measure(args: &LeaseArgs) -> Result<Report, String> {
     let mut scenes = Vec::new();
     for case in CASES {
         eprintln!(
-            "lease: {} accounts, {} held, {} nodes ...",
-            case.accounts, case.held, case.nodes
+            "lease: {} accounts, {} held, {} nodes, {} others ...",
+            case.accounts, case.held, case.nodes, case.others
         );
         let url = postgres.create_database("bench_lease").await.map_err(text)?;
         scenes.push(Scene::start(&url, case).await?);
@@ -197,17 +201,18 @@ impl Scene {
     async fn start(url: &str, case: Case) -> Result<Scene, String> {
         database::migrate(url).await.map_err(text)?;
         let mut floor = database::connect(url, "bench").await.map_err(text)?;
-        // What no measured node holds belongs to others, 500 each, whose leases go on.
+        // What no measured node holds belongs to others, whose leases go on.
         sqlx::query(
             "insert into trading_accounts (platform, name, node_id, lease_until, lease_token)
              select 'paper', 'account-' || n,
-                    case when n <= $1 * $2 then 'measured-' || (n - 1) / $1 else 'other-' || n / 500 end,
+                    case when n <= $1 * $2 then 'measured-' || (n - 1) / $1 else 'other-' || n % $4 end,
                     now() + interval '1 day', 1
              from generate_series(1, $3) n",
         )
         .bind(case.held as i32)
         .bind(case.nodes as i32)
         .bind(case.accounts as i32)
+        .bind(case.others.max(1) as i32)
         .execute(&mut floor)
         .await
         .map_err(text)?;
@@ -392,13 +397,13 @@ async fn counters(connection: &mut PgConnection, updates_min: i64) -> Result<Cou
 #[allow(clippy::print_stderr, reason = "the verb's answer for people")]
 fn print_table(report: &Report) {
     eprintln!(
-        "{:>9}{:>8}{:>7}{:>9}{:>9}{:>9}{:>10}{:>8}  (ms)",
-        "accounts", "held", "nodes", "p50", "p95", "max", "floor p50", "x floor"
+        "{:>9}{:>8}{:>7}{:>8}{:>9}{:>9}{:>9}{:>10}{:>8}  (ms)",
+        "accounts", "held", "nodes", "others", "p50", "p95", "max", "floor p50", "x floor"
     );
     for answer in &report.cycle_ms {
-        let Case { accounts, held, nodes } = answer.case;
+        let Case { accounts, held, nodes, others } = answer.case;
         eprintln!(
-            "{accounts:>9}{held:>8}{nodes:>7}{:>9.2}{:>9.2}{:>9.2}{:>10.2}{:>8.2}",
+            "{accounts:>9}{held:>8}{nodes:>7}{others:>8}{:>9.2}{:>9.2}{:>9.2}{:>10.2}{:>8.2}",
             answer.p50_ms, answer.p95_ms, answer.max_ms, answer.floor_p50_ms, answer.ratio_floor
         );
     }
