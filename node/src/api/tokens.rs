@@ -15,10 +15,10 @@
 //!
 //! Not covered: which links a token may see. All accounts of a fleet are one operator's.
 
+use crate::secret::Secret;
 use serde::{Deserialize, Serialize};
 use sha2::{Digest, Sha256};
 use sqlx::{PgConnection, Row};
-use std::fmt;
 use subtle::ConstantTimeEq;
 use time::OffsetDateTime;
 
@@ -53,22 +53,6 @@ impl Scope {
 
     fn from_word(word: &str) -> Option<Scope> {
         [Scope::Read, Scope::Operate, Scope::Admin].into_iter().find(|s| s.as_str() == word)
-    }
-}
-
-/// A new token's text. It is shown by [`Secret::expose`] alone.
-pub struct Secret(String);
-
-impl Secret {
-    /// The text, for the one who asked for it.
-    pub fn expose(&self) -> &str {
-        &self.0
-    }
-}
-
-impl fmt::Debug for Secret {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str("Secret(***)")
     }
 }
 
@@ -162,7 +146,7 @@ pub async fn add(
     .await
     .map_err(|error| refusal(error, name))?;
     let row = token_row(&row)?;
-    let text = Secret(format!("{PREFIX}{}_{secret}", row.id));
+    let text = Secret::new(format!("{PREFIX}{}_{secret}", row.id));
     Ok((row, text))
 }
 
@@ -277,7 +261,7 @@ mod tests {
         let mut db = database().await;
         let (row, secret) = add(&mut db, "grafana", Scope::Operate, 30).await.unwrap();
         let text = secret.expose().to_owned();
-        assert_eq!(format!("{secret:?}"), "Secret(***)");
+        assert_eq!(format!("{secret:?}"), "***");
         let caller = asked(&mut db, &text).await.unwrap();
         assert_eq!((caller.token, caller.scope), (row.id, Scope::Operate));
         sqlx::query("update api_tokens set expires_at = clock_timestamp()")

@@ -7,7 +7,7 @@
 //!    again, beside nodes and beside somebody who stores a new password.
 
 use super::table::{TableRow, print_rows};
-use super::{CliError, DatabaseArg, block_on};
+use super::{CliError, DatabaseArg, block_on, out};
 use crate::config::{self, ProcessVars};
 use crate::credentials::{CredentialError, Holder, MasterKey, MasterKeys, rewrap};
 use crate::directory;
@@ -52,26 +52,27 @@ enum KeysVerb {
 }
 
 /// Runs `lockstep keys`.
-#[allow(clippy::print_stdout, reason = "a verb answers on stdout")]
 pub fn run(args: KeysArgs) -> Result<(), CliError> {
     match args.verb {
         KeysVerb::Init { file } => {
             let key = new_key()?;
             write_new(&file, &format!("{}\n", *key.to_line()))
                 .map_err(|error| CliError::missing(file.display().to_string(), error))?;
-            println!("master key {} written to {}", key.id(), file.display());
-            println!(
-                "keep a copy away from the database and its backups: without it no password opens"
-            );
-            Ok(())
+            out::line(format_args!(
+                "master key {} written to {}\n\
+                 keep a copy away from the database and its backups: without it no password opens",
+                key.id(),
+                file.display()
+            ))
         }
         KeysVerb::Add { file } => {
             let key = add(&file)?;
-            println!("master key {} is now the first one of {}", key.id(), file.display());
-            println!(
-                "give the file to every node, restart them one after the other, then `lockstep keys rotate`"
-            );
-            Ok(())
+            out::line(format_args!(
+                "master key {} is now the first one of {}\n\
+                 give the file to every node, restart them one after the other, then `lockstep keys rotate`",
+                key.id(),
+                file.display()
+            ))
         }
         KeysVerb::Rotate => block_on(rotate(&args.database))?,
         KeysVerb::List { json } => block_on(list(&args.database, json))?,
@@ -115,7 +116,6 @@ fn add(file: &Path) -> Result<MasterKey, CliError> {
     Ok(key)
 }
 
-#[allow(clippy::print_stdout, reason = "a verb answers on stdout")]
 async fn rotate(database: &DatabaseArg) -> Result<(), CliError> {
     let keys = needed_keys()?;
     let mut db = database.connect().await?;
@@ -136,7 +136,7 @@ async fn rotate(database: &DatabaseArg) -> Result<(), CliError> {
             Err(error) => refused.push(format!("account {}: {error}", row.account)),
         }
     }
-    println!("{rotated} passwords rotated to master key {present}");
+    out::line(format_args!("{rotated} passwords rotated to master key {present}"))?;
     if refused.is_empty() {
         return Ok(());
     }

@@ -1,6 +1,6 @@
 //! `lockstep roles`: database roles with no more rights than their work needs.
 
-use super::{CliError, DatabaseArg, block_on};
+use super::{CliError, DatabaseArg, block_on, out};
 use crate::database;
 use crate::roles;
 use clap::{Args, Subcommand};
@@ -24,18 +24,13 @@ enum RolesVerb {
 }
 
 /// Runs `lockstep roles`.
-#[allow(clippy::print_stdout, reason = "a verb answers on stdout")]
 pub fn run(args: RolesArgs) -> Result<(), CliError> {
     match args.verb {
-        RolesVerb::Print => {
-            print!("{}\n{}", roles::CREATE, roles::GRANT);
-            Ok(())
-        }
+        RolesVerb::Print => out::raw(format!("{}\n{}", roles::CREATE, roles::GRANT).as_bytes()),
         RolesVerb::Apply => block_on(apply(args.database))?,
     }
 }
 
-#[allow(clippy::print_stdout, reason = "a verb answers on stdout")]
 async fn apply(database: DatabaseArg) -> Result<(), CliError> {
     let mut db = database.connect().await?;
     let missing = roles::missing(&mut db).await?;
@@ -54,10 +49,8 @@ async fn apply(database: DatabaseArg) -> Result<(), CliError> {
         })
     })?;
     for role in roles::ROLES {
-        println!(
-            "{role} {}",
-            if missing.iter().any(|made| made == role) { "made" } else { "granted" }
-        );
+        let was_made = missing.iter().any(|made| made == role);
+        out::line(format_args!("{role} {}", if was_made { "made" } else { "granted" }))?;
     }
     Ok(())
 }

@@ -1,7 +1,7 @@
 //! `lockstep token`: who may use the API.
 
 use super::table::{TableRow, or_dash, print_rows};
-use super::{CliError, DatabaseArg, block_on};
+use super::{CliError, DatabaseArg, block_on, out};
 use crate::api::tokens::{self, Scope, TokenError, TokenRow};
 use clap::{Args, Subcommand};
 
@@ -65,11 +65,7 @@ impl From<TokenError> for CliError {
 }
 
 /// Runs `lockstep token`.
-#[allow(
-    clippy::print_stdout,
-    clippy::print_stderr,
-    reason = "a verb answers on stdout; the token stands there alone, for a pipe"
-)]
+#[allow(clippy::print_stderr, reason = "the token stands on stdout alone, for a pipe")]
 pub fn run(args: TokenArgs) -> Result<(), CliError> {
     block_on(async {
         let mut db = args.database.connect().await?;
@@ -81,14 +77,14 @@ pub fn run(args: TokenArgs) -> Result<(), CliError> {
                     "token {} added: {name}, {scope}, until {until}; it is shown this once",
                     row.id
                 );
-                println!("{}", secret.expose());
+                out::line(secret.expose())?;
             }
             TokenVerb::List { json } => print_rows(&tokens::list(&mut db).await?, json)?,
             TokenVerb::Revoke { name } => {
                 if !tokens::revoke(&mut db, &name).await? {
                     return Err(CliError::No(format!("there is no good token named {name:?}")));
                 }
-                println!("token {name} revoked");
+                out::line(format_args!("token {name} revoked"))?;
             }
         }
         Ok(())
