@@ -13,6 +13,8 @@ const FUNCTIONS: &[&str] = &["sum", "max", "min", "rate", "increase", "histogram
 pub(super) struct Expr {
     pub(super) metrics: BTreeSet<String>,
     pub(super) labels: BTreeSet<String>,
+    /// What matchers compare labels with.
+    pub(super) values: BTreeSet<(String, String)>,
     pub(super) grouped_by: BTreeSet<String>,
     pub(super) range_texts: BTreeSet<String>,
     pub(super) ranges: usize,
@@ -52,7 +54,7 @@ impl Expr {
                         }
                     }
                 }
-                '(' | ')' | ',' | ' ' | '-' | '.' | '0'..='9' => rest = &rest[1..],
+                '(' | ')' | ',' | ' ' | '-' | '/' | '.' | '0'..='9' => rest = &rest[1..],
                 other => return Err(format!("{other:?} was not expected")),
             }
         }
@@ -64,11 +66,12 @@ impl Expr {
         for matcher in text[1..end].split(',') {
             let (label, value) =
                 matcher.split_once('=').ok_or_else(|| format!("{matcher}: no ="))?;
-            self.labels.insert(label.trim().trim_end_matches('!').to_owned());
+            let label = label.trim().trim_end_matches('!');
+            self.labels.insert(label.to_owned());
             let value = value.trim_start_matches('~');
-            if !(value.len() >= 2 && value.starts_with('"') && value.ends_with('"')) {
-                return Err(format!("{matcher}: no quotes"));
-            }
+            let inner = value.strip_prefix('"').and_then(|value| value.strip_suffix('"'));
+            let inner = inner.ok_or_else(|| format!("{matcher}: no quotes"))?;
+            self.values.insert((label.to_owned(), inner.to_owned()));
         }
         Ok(&text[end + 1..])
     }
@@ -85,7 +88,8 @@ pub(super) fn placeholders(legend: &str) -> Vec<&str> {
 
 /// The query as Grafana sends it with all nodes chosen; the window holds the whole test.
 pub(super) fn with_variables(text: &str) -> String {
-    let text = text.replace("$__rate_interval", "5m").replace("$node", ".*");
+    let text =
+        text.replace("$__rate_interval", "5m").replace("$__range", "10m").replace("$node", ".*");
     assert!(!text.contains('$'), "{text}: a variable without a value");
     text
 }
@@ -100,6 +104,8 @@ fn a_query_with_groups_matchers_and_a_range_is_read_whole() {
     assert_eq!(words(&expr.metrics), "a_bucket b");
     assert_eq!(words(&expr.labels), "kind le x y");
     assert_eq!(words(&expr.grouped_by), "kind le");
+    let value = |label: &str, value: &str| (label.to_owned(), value.to_owned());
+    assert_eq!(expr.values, [value("x", "1"), value("y", "$n")].into());
     assert_eq!((expr.ranges, words(&expr.range_texts)), (1, "5m".to_owned()));
     assert!(Expr::read("sum(a{b=1})").is_err() && Expr::read("a[5m").is_err());
 }

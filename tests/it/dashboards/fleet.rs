@@ -28,6 +28,8 @@ const FOLLOWERS: u64 = 6;
 /// The recorded master; then its followers, and the master that trades at the paper broker.
 const MASTER: u64 = 1;
 const PAPER_MASTER: u64 = MASTER + FOLLOWERS + 1;
+/// The follower whose broker calls hold a thread.
+const BLOCKING: u64 = MASTER + 1;
 /// Accounts that nodes own.
 const LEASED: i64 = FOLLOWERS as i64 + 1;
 /// How long the recorded history is made to last: long enough for a takeover in the middle.
@@ -47,6 +49,7 @@ const SETTINGS: &[(&str, &str)] = &[
     ("LOCKSTEP_SEND_RESERVE", "500ms"),
     ("LOCKSTEP_SETTLE", "1s"),
     ("LOCKSTEP_CLAIM_BATCH", "1"),
+    ("LOCKSTEP_BLOCKING_FOLLOWERS", "1"),
     ("LOCKSTEP_LOG", "warn,lockstep=info"),
 ];
 
@@ -300,7 +303,8 @@ async fn enter(db: &mut PgConnection, paper_address: &str) {
             connection: if is_external {
                 serde_json::json!({})
             } else {
-                serde_json::json!({ "address": paper_address })
+                // One whose calls hold a thread.
+                serde_json::json!({ "address": paper_address, "blocking": number == BLOCKING })
             },
             enabled: true,
         };
