@@ -185,6 +185,7 @@ async fn refusals_are_problems(api: &Client) {
         ("GET", "/v1/pairs?state=odd", &[], None, 422, "odd"),
         ("GET", "/v1/pairs?after=0", &[], None, 422, "after"),
         ("GET", "/v1/events?link=abc", &[], None, 422, "link"),
+        ("GET", "/v1/events?action=Open", &[], None, 422, "action"),
         ("GET", "/v1/why/1/abc", &[], None, 404, "abc"),
         ("GET", "/v1/why/99/1", &[], None, 404, "99"),
         ("PUT", "/v1/links/1/mode", &[], Some("{\"mode\":\"copy\"}"), 415, "application/json"),

@@ -414,6 +414,7 @@ macro_rules! deserialized_from_text {
 }
 deserialized_from_text!(PairCursor);
 deserialized_from_text!(EventCursor);
+deserialized_from_text!(Action);
 
 /// One master's trade on one link, and its copy.
 #[derive(Debug, Serialize, ToSchema)]
@@ -563,8 +564,8 @@ pub(super) struct EventFilter {
     #[param(value_type = Option<i64>, minimum = 1, maximum = 9223372036854775807_i64)]
     ticket: Option<MasterTicket>,
     /// Of this step, such as `open_copy`.
-    #[param(pattern = "^[a-z][a-z_]{1,31}$")]
-    action: Option<String>,
+    #[param(value_type = Option<String>, pattern = "^[a-z][a-z_]{1,31}$")]
+    action: Option<Action>,
     /// That ended so.
     #[param(inline)]
     outcome: Option<OutcomeFilter>,
@@ -575,6 +576,28 @@ pub(super) struct EventFilter {
     #[param(minimum = 1, maximum = 500)]
     limit: Option<u16>,
 }
+
+/// The word of a step.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) struct Action(String);
+
+impl TryFrom<String> for Action {
+    type Error = NoAction;
+
+    fn try_from(text: String) -> Result<Self, NoAction> {
+        let begins = text.bytes().next().is_some_and(|b| b.is_ascii_lowercase());
+        let goes_on = text.bytes().all(|b| b.is_ascii_lowercase() || b == b'_');
+        match begins && goes_on && (2..=32).contains(&text.len()) {
+            true => Ok(Action(text)),
+            false => Err(NoAction),
+        }
+    }
+}
+
+/// Text that is no word of a step.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
+#[error("action: must be the word of a step, such as open_copy")]
+pub(super) struct NoAction;
 
 /// Place in the list of events: time in microseconds, and id, in hex.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -672,7 +695,7 @@ pub(super) async fn events(
         }
     }
     if let Some(action) = which.action {
-        query.push(" and action = ").push_bind(action);
+        query.push(" and action = ").push_bind(action.0);
     }
     if let Some(outcome) = which.outcome {
         query.push(" and outcome = ").push_bind(outcome.word());
