@@ -502,4 +502,102 @@ mod tests {
             assert!(!why_ended(how.as_str()).contains(unknown));
         }
     }
+
+    /// What `node/WHY.md` shows: a heading, what to do, and the rows.
+    fn cases() -> Vec<(&'static str, &'static str, Vec<PairTold>, Vec<EventTold>)> {
+        let skipped = |reason| {
+            (vec![pair("skipped", Some(reason))], vec![event("skip_open", "skipped", Some(reason))])
+        };
+        let open = || vec![pair("open", None)];
+        let case = |heading, advice, (pairs, events)| (heading, advice, pairs, events);
+        vec![
+            case("Copied", "Nothing.", (open(), vec![direct("open_copy")])),
+            case(
+                "Copied late",
+                "Look why nobody copied it at once: `lockstep events tail` around that time, takeovers and \
+                 gaps on the dashboards.",
+                (open(), vec![event("open_copy", "done", None)]),
+            ),
+            case(
+                "Skipped: the price had moved",
+                "Nothing, or a larger `--slippage` on the link. The trade is not copied later.",
+                skipped("late_open_price_moved"),
+            ),
+            case(
+                "Skipped: too small",
+                "A larger `--value` on the link, or `--below-min use-min`.",
+                skipped("below_min"),
+            ),
+            case(
+                "Skipped: the symbol has another name there",
+                "`--symbol MASTER=FOLLOWER` or `--symbol-suffix` on the link.",
+                skipped("symbol_unmapped"),
+            ),
+            case(
+                "Refused by the broker",
+                "What the broker says. A refusal that would come again is final for the trade.",
+                (
+                    vec![pair("failed", Some("rejected_no_money"))],
+                    vec![event("open_copy", "rejected", Some("no_money: not enough free margin"))],
+                ),
+            ),
+            case(
+                "Held back by the gate, and repaired later",
+                "Look why the lease was not confirmed: the *Lease and takeover* dashboard, the node's minutes in \
+                 `lockstep status`.",
+                (
+                    open(),
+                    vec![
+                        event("open_copy", "not_sent", Some("gate")),
+                        event("open_copy", "done", None),
+                    ],
+                ),
+            ),
+            case(
+                "Adopted after a takeover",
+                "Nothing: the node that opened it ended before its row was written.",
+                (open(), vec![event("adopt_copy", "done", Some("tag"))]),
+            ),
+            case(
+                "A second copy was closed",
+                "A node stood still, or a packet was late, for longer than fence and settle time: look at the \
+                 alert LockstepDuplicateFound in the runbook.",
+                (
+                    open(),
+                    vec![direct("open_copy"), event("close_duplicate", "done", Some("duplicate"))],
+                ),
+            ),
+        ]
+    }
+
+    fn page() -> String {
+        let mut page = "# Why a trade was copied, or was not\n\n\
+             What `lockstep why LINK TICKET` says in the cases that come up most, and what to do. Made from \
+             the code, and compared with it by a test; write it anew with `LOCKSTEP_BLESS=1 cargo test -p \
+             lockstep --lib story`. The verb shows times, prices, volumes and the node as well.\n"
+            .to_owned();
+        for (heading, advice, pairs, events) in cases() {
+            let verdict = verdict(&pairs, &events);
+            page +=
+                &format!("\n## {heading}\n\n```\nverdict: {} ({})\n", verdict.says, verdict.word);
+            for event in &events {
+                page += &format!("  {}, {}: {}\n", event.action, event.outcome, event.says);
+            }
+            page += &format!("```\n\n{advice}\n");
+        }
+        page
+    }
+
+    #[test]
+    fn page_of_stories_is_what_the_verb_says() {
+        let path = concat!(env!("CARGO_MANIFEST_DIR"), "/WHY.md");
+        if std::env::var_os("LOCKSTEP_BLESS").is_some() {
+            std::fs::write(path, page()).unwrap();
+        }
+        assert_eq!(std::fs::read_to_string(path).unwrap(), page(), "see its first lines");
+        // Each trade of the page is another story.
+        let verdicts: std::collections::BTreeSet<String> =
+            cases().iter().map(|(_, _, pairs, events)| verdict(pairs, events).says).collect();
+        assert_eq!(verdicts.len(), cases().len());
+    }
 }
