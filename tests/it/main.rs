@@ -20,6 +20,7 @@ mod publishing;
 mod racing;
 mod restart;
 mod roles;
+mod secrets;
 mod systemd;
 mod takeover;
 mod untaggable;
