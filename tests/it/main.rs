@@ -20,6 +20,7 @@ mod publishing;
 mod racing;
 mod restart;
 mod roles;
+mod rolling;
 mod secrets;
 mod systemd;
 mod takeover;
