@@ -75,7 +75,7 @@ async fn session(
     let settings =
         PaperSettings { address: addr.to_owned(), login: account(number), blocking: true };
     let node = "node".parse().unwrap();
-    let opened = open(account(number), &settings, &node, Token::MIN, clock.clone()).await;
+    let opened = open(account(number), &settings, None, &node, Token::MIN, clock.clone()).await;
     let (mut session, events, _) = opened.unwrap();
     session.hold_threads(executor, CAP).unwrap();
     (session, events)
