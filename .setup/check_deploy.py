@@ -19,7 +19,7 @@ KUBERNETES = "v1.34.0"
 # Variables that are no setting of a node: compose's own, and Grafana's (grafana/README.md).
 NOT_SETTINGS = {
     "LOCKSTEP_NODE_DATABASE_URL", "LOCKSTEP_OWNER_DATABASE_URL", "LOCKSTEP_ALERTMANAGER_CONFIG",
-    "LOCKSTEP_API_LISTEN", "LOCKSTEP_UID", "LOCKSTEP_GID", "LOCKSTEP_PROMETHEUS_URL", "LOCKSTEP_DASHBOARDS",
+    "LOCKSTEP_UID", "LOCKSTEP_GID", "LOCKSTEP_PROMETHEUS_URL", "LOCKSTEP_DASHBOARDS",
 }
 
 wheels, root = pathlib.Path(sys.argv[1]), pathlib.Path(sys.argv[2])

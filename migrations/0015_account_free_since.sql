@@ -4,9 +4,13 @@
 -- that as for itself.
 drop trigger trading_accounts_free_since on trading_accounts;
 
-create or replace function trading_accounts_free_since() returns trigger language plpgsql as $$
+-- With the rights of the tables' owner: who may switch an account on need not be allowed to write the
+-- columns of the lease.
+create or replace function trading_accounts_free_since() returns trigger language plpgsql
+security definer set search_path = pg_catalog, pg_temp as $$
 begin
-    update trading_accounts set free_since = clock_timestamp() where id = new.id;
+    execute format('update %I.%I set free_since = clock_timestamp() where id = $1', tg_table_schema, tg_table_name)
+        using new.id;
     return null;
 end
 $$;

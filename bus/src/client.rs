@@ -200,7 +200,22 @@ impl ClientSettings {
 /// Errors: `Setting` for a value out of range, `Connect` for what waiting does not cure.
 pub async fn connect(settings: &ClientSettings) -> Result<Client, BusError> {
     let addresses = settings.addresses()?;
-    settings.options(&addresses).connect(addresses).await.map_err(BusError::Connect)
+    let options = settings.options(&addresses);
+    let addresses: Vec<ServerAddr> =
+        addresses.into_iter().map(without_secret).collect::<Result<_, _>>()?;
+    options.connect(addresses).await.map_err(BusError::Connect)
+}
+
+/// An address without what it logs in with, which the options hold: the client writes addresses to its
+/// log as they are.
+fn without_secret(address: ServerAddr) -> Result<ServerAddr, BusError> {
+    let mut url = address.into_inner();
+    // Both refuse an address without a host, which none of these is.
+    let _no_host = url.set_username("");
+    let _no_host = url.set_password(None);
+    let wrong =
+        |error: std::io::Error| BusError::Setting { field: "urls", problem: error.to_string() };
+    ServerAddr::from_url(url).map_err(wrong)
 }
 
 /// Wait before a connection attempt: doubling, bounded, and half of it random, so that the nodes
@@ -245,6 +260,20 @@ mod tests {
         let noticed = PING_INTERVAL * PINGS_UNTIL_GIVEN_UP;
         let moved = noticed + CONNECTION_TIMEOUT + RECONNECT_DELAY_MIN * 3;
         assert!(moved < Duration::from_secs(15));
+    }
+
+    #[test]
+    fn an_address_that_the_client_gets_holds_no_secret_and_leads_to_the_same_place() {
+        for (url, place) in [
+            ("nats://fleet:hunter2@host:4333", "nats://host:4333"),
+            ("tls://hunter2@host", "tls://host:4222"),
+            ("nats://host:4222", "nats://host:4222"),
+        ] {
+            let address = without_secret(url.parse().unwrap()).unwrap();
+            assert!(!format!("{address:?}").contains("hunter2"), "{address:?}");
+            let there = format!("{}://{}:{}", address.scheme(), address.host(), address.port());
+            assert_eq!(there, place);
+        }
     }
 
     #[test]

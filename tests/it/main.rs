@@ -24,6 +24,8 @@ mod publishing;
 mod racing;
 mod restart;
 mod roles;
+mod rolling;
+mod secrets;
 mod systemd;
 mod takeover;
 mod untaggable;

@@ -117,6 +117,8 @@ async fn each_role_may_do_its_own_work_and_nothing_else() {
         &[
             "insert into trading_accounts (platform, name, connection) values ('paper', 'g', '{}')",
             "update trading_accounts set enabled = false where name = 'g'",
+            // Since when it has no owner is written by the tables' owner.
+            "update trading_accounts set enabled = true where name = 'g'",
             "insert into copy_links (master_id, follower_id, magic) select m.id, f.id, 1
              from trading_accounts m, trading_accounts f where m.name = 'm' and f.name = 'f'",
             "update copy_links set enabled = false",

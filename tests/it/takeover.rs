@@ -23,7 +23,7 @@ fn volumes() -> BTreeMap<Symbol, Volumes> {
 }
 
 /// The demo's judge over everything that the master published.
-fn judged(
+pub(crate) fn judged(
     world: &World,
     master: &Master,
     ledger: &paper::Ledger,

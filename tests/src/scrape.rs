@@ -39,7 +39,8 @@ impl MetricsPage {
         values.sum()
     }
 
-    async fn text(&self) -> String {
+    /// The whole page.
+    pub async fn text(&self) -> String {
         let mut stream = TcpStream::connect(&self.address).await.unwrap();
         let address = &self.address;
         let ask = format!("GET /metrics HTTP/1.1\r\nHost: {address}\r\nConnection: close\r\n\r\n");

@@ -39,6 +39,9 @@ use std::time::Duration;
 use tokio::runtime::{Builder, Runtime};
 use tokio::signal::unix::{SignalKind, signal};
 use tokio::sync::{mpsc, watch};
+use tracing_subscriber::filter::filter_fn;
+use tracing_subscriber::layer::SubscriberExt;
+use tracing_subscriber::util::SubscriberInitExt;
 
 /// Connections for reading accounts, links and epochs.
 const DIRECTORY_CONNECTIONS_MAX: u32 = 4;
@@ -328,12 +331,19 @@ async fn wait_for_stop() -> Result<(), CliError> {
     Ok(())
 }
 
+/// At its most talkative the bus client writes what it logs in with, whatever filter is asked for.
+fn tells_no_secret(metadata: &tracing::Metadata<'_>) -> bool {
+    *metadata.level() != tracing::Level::TRACE || !metadata.target().starts_with("async_nats")
+}
+
 pub(crate) fn start_log(filter: &str) -> Result<(), CliError> {
     let filter = log_filter(filter).map_err(CliError::Usage)?;
     tracing_subscriber::fmt()
         .with_env_filter(filter)
         .with_writer(std::io::stderr)
         .with_ansi(std::io::IsTerminal::is_terminal(&std::io::stderr()))
+        .finish()
+        .with(filter_fn(tells_no_secret))
         .try_init()
         .map_err(|error| CliError::missing("log", error))
 }

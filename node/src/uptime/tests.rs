@@ -216,6 +216,23 @@ async fn minutes_are_written_late_after_the_database_was_away_and_never_twice() 
 }
 
 #[tokio::test]
+async fn minutes_that_the_database_refused_wait_for_the_next_time() {
+    let server = devstack::shared_postgres().await.unwrap();
+    let url = server.create_database("uptime").await.unwrap();
+    let mut db = database::connect_migrated(&url, "test").await.unwrap();
+    let mut keeper = Keeper::new(MinuteStore::new(&url, "node-a").unwrap(), Record::new(CYCLE));
+    // It answers, and has no such table.
+    let rename = "alter table node_minutes rename to elsewhere";
+    sqlx::query(rename).execute(&mut db).await.unwrap();
+    live(&mut keeper, 0..2, &[]).await;
+    let back = "alter table elsewhere rename to node_minutes";
+    sqlx::query(back).execute(&mut db).await.unwrap();
+    live(&mut keeper, 2..3, &[]).await;
+    let minutes: Vec<i64> = rows(&mut db).await.iter().map(|(minute, ..)| *minute).collect();
+    assert_eq!(minutes, [0, 1, 2]);
+}
+
+#[tokio::test]
 async fn a_database_that_takes_no_rows_counts_as_away() {
     let server = devstack::shared_postgres().await.unwrap();
     let url = server.create_database("uptime").await.unwrap();
