@@ -6,6 +6,7 @@
 /// as the word itself, and a variant without a word does not compile.
 ///
 /// ```
+/// # use lockstep_schemas as schemas;
 /// enum Colour { Red, Green(u8) }
 /// impl Colour {
 ///     schemas::words! {
