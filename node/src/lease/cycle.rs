@@ -54,6 +54,10 @@ const EXPIRY_JITTER_MAX: Duration = Duration::from_millis(300);
 /// pause of a failed cycle: somebody writes under them, for a moment (M6).
 const FRUITLESS_MAX: u32 = 3;
 
+/// So long an account that this node keeps away from is left to the others, who hear of it at once; if
+/// nobody has taken it then, nobody will, and it is better here than nowhere.
+pub const AVOIDED_FREE_MAX: Duration = Duration::from_secs(5);
+
 /// Accounts this node keeps away from at most; the oldest entries go first.
 const AVOIDED_MAX: usize = 1_000;
 
@@ -118,7 +122,8 @@ pub struct ClaimRequest {
     /// What the database's time must say for them to be taken; nothing to compare with before the
     /// first answer.
     pub database: Option<DatabaseBounds>,
-    /// Accounts this node keeps away from for a while.
+    /// Accounts this node keeps away from for a while: while others own them, and as long as they are
+    /// free for less than [`AVOIDED_FREE_MAX`].
     pub avoid: Vec<AccountId>,
     /// Processes that are proven to be dead, see `predecessor.rs`: their rows may be taken although
     /// their leases have not run out.

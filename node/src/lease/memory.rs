@@ -10,7 +10,8 @@
 
 use super::LET_GO;
 use super::cycle::{
-    ClaimRequest, ClaimedRow, CycleReply, CycleRequest, DatabaseMark, OwnedRow, TenureKey,
+    AVOIDED_FREE_MAX, ClaimRequest, ClaimedRow, CycleReply, CycleRequest, DatabaseMark, OwnedRow,
+    TenureKey,
 };
 use super::share::{Fleet, claim_wait, good_after};
 use super::store::{LeaseError, OwnershipStore, TRANSACTION_AGE_MAX};
@@ -137,6 +138,13 @@ impl MemoryTable {
     pub fn expire(&self, account: AccountId) {
         if let Some(row) = self.inner.lock().rows.get_mut(&account) {
             row.lease_until = None;
+        }
+    }
+
+    /// Lets a row have had no owner since this time.
+    pub fn set_free_since(&self, account: AccountId, since: Micros) {
+        if let Some(row) = self.inner.lock().rows.get_mut(&account) {
+            row.free_since = since;
         }
     }
 
@@ -527,6 +535,10 @@ impl Transaction<'_> {
         near.iter().copied().chain(rest).collect()
     }
 
+    fn is_left_by_all(&self, row: &MemoryRow) -> bool {
+        row.node_id.is_none() && self.begun_at.since(row.free_since) > AVOIDED_FREE_MAX
+    }
+
     fn is_locked(&self, account: &AccountId) -> bool {
         self.locks.exclusive.contains(account) || self.locks.shared.contains(account)
     }
@@ -539,7 +551,7 @@ impl Transaction<'_> {
         let open = |account: &AccountId, row: &MemoryRow| {
             row.enabled
                 && self.request.platforms.contains(&row.platform)
-                && !claim.avoid.contains(account)
+                && (!claim.avoid.contains(account) || self.is_left_by_all(row))
         };
         let rows =
             self.rows.iter().filter(|(account, row)| open(account, row) && fits(account, row));

@@ -29,7 +29,8 @@
 //! claims after a change of timeline, which makes that unlikely and not impossible).
 
 use super::cycle::{
-    ClaimRequest, ClaimedRow, CycleReply, CycleRequest, DatabaseMark, OwnedRow, TenureKey,
+    AVOIDED_FREE_MAX, ClaimRequest, ClaimedRow, CycleReply, CycleRequest, DatabaseMark, OwnedRow,
+    TenureKey,
 };
 use super::share::{Fleet, good_after};
 use super::{CHANNEL, LET_GO};
@@ -472,7 +473,8 @@ macro_rules! has_run_out {
     };
 }
 
-/// Free rows come from the partial index. Expired rows are found by owner: one index descent for
+/// Free rows come from the partial index; one that this node keeps away from only until nobody else has
+/// taken it for [`AVOIDED_FREE_MAX`]. Expired rows are found by owner: one index descent for
 /// each distinct owner, one probe of its lease, and rows only of owners whose probe has run out.
 /// Of each kind four times as many are looked at as may be taken, for followers of masters that this
 /// node leads: they come first, as they need not hear them over the bus. The rest is taken as it
@@ -511,7 +513,8 @@ with recursive believed as materialized (
     select r.id, r.is_near
     from unnest($1::text[]) as p (platform), lateral (
         select a.id, ", leads_a_master!(), " as is_near from trading_accounts a
-        where a.platform = p.platform and a.enabled and a.node_id is null and a.id <> all ($7)
+        where a.platform = p.platform and a.enabled and a.node_id is null
+          and (a.id <> all ($7) or a.free_since < now() - $11)
         order by a.id
         limit (select 4 * rows_max from room)
     ) r
@@ -528,7 +531,8 @@ with recursive believed as materialized (
     select r.id, null::text as previous_owner
     from unnest($1::text[]) as p (platform), lateral (
         select a.id from trading_accounts a
-        where a.platform = p.platform and a.enabled and a.node_id is null and a.id <> all ($7)
+        where a.platform = p.platform and a.enabled and a.node_id is null
+          and (a.id <> all ($7) or a.free_since < now() - $11)
           and a.id not in (select id from free_near)
         order by a.id
         limit (select rows_max from room) - (select count(*) from free_near)
@@ -604,6 +608,7 @@ async fn claim_rows(
         .bind(dead)
         .bind(bounds.map(|bounds| timestamp(bounds.least)))
         .bind(bounds.map(|bounds| timestamp(bounds.most)))
+        .bind(interval(AVOIDED_FREE_MAX))
         .fetch_all(transaction)
         .await
         .map_err(failed("claim"))?;

@@ -7,7 +7,8 @@ mod suite;
 mod trust;
 
 use super::cycle::{
-    ClaimRequest, CycleReply, CycleRequest, DatabaseBounds, LeaseTiming, TenureKey,
+    AVOIDED_FREE_MAX, ClaimRequest, CycleReply, CycleRequest, DatabaseBounds, LeaseTiming,
+    TenureKey,
 };
 use super::memory::{MemoryOwnership, MemoryTable};
 use super::share::{Fleet, claim_wait};
@@ -103,6 +104,8 @@ trait World: Send + Sync {
     async fn set_account(&self, id: u64, platform: &str, enabled: bool);
     async fn link(&self, master: u64, follower: u64);
     async fn expire(&self, id: u64);
+    /// Lets a row have had no owner for so long.
+    async fn set_free_for(&self, id: u64, time: Duration);
     /// Lets the lease of a row have run out a moment ago.
     async fn expire_just_now(&self, id: u64);
     async fn row(&self, id: u64) -> Row;
@@ -143,6 +146,12 @@ impl World for MemoryWorld {
 
     async fn expire(&self, id: u64) {
         self.table.expire(account(id));
+    }
+
+    async fn set_free_for(&self, id: u64, time: Duration) {
+        let now = i64::try_from(SystemClock.read().wall.as_micros()).unwrap();
+        let since = Micros(now - i64::try_from(time.as_micros()).unwrap());
+        self.table.set_free_since(account(id), since);
     }
 
     async fn expire_just_now(&self, id: u64) {
@@ -218,6 +227,18 @@ impl World for PostgresWorld {
             .execute(&self.admin)
             .await
             .unwrap();
+    }
+
+    async fn set_free_for(&self, id: u64, time: Duration) {
+        sqlx::query(
+            "update trading_accounts
+             set free_since = clock_timestamp() - make_interval(secs => $2) where id = $1",
+        )
+        .bind(account(id).as_i64())
+        .bind(time.as_secs_f64())
+        .execute(&self.admin)
+        .await
+        .unwrap();
     }
 
     async fn expire_just_now(&self, id: u64) {

@@ -380,6 +380,7 @@ async fn claim_plan(world: &PostgresWorld, how: &str) -> Vec<String> {
         .bind(Vec::<String>::new())
         .bind(None::<time::OffsetDateTime>)
         .bind(None::<time::OffsetDateTime>)
+        .bind(PgInterval { months: 0, days: 0, microseconds: 5_000_000 })
         .fetch_all(&mut connection)
         .await
         .unwrap()

@@ -38,6 +38,7 @@ for_both_stores! {
     account_that_was_switched_off_is_still_owned_and_reported_but_never_claimed
     accounts_of_other_platforms_are_not_touched
     account_that_the_node_keeps_away_from_is_not_claimed
+    account_that_nobody_else_takes_is_claimed_by_the_node_that_keeps_away_from_it
     next_expiry_is_that_of_the_others
     row_of_a_process_that_is_proven_dead_is_claimed_before_its_lease_runs_out
     row_of_another_process_than_the_proven_one_waits_for_its_lease
@@ -350,6 +351,19 @@ async fn account_that_the_node_keeps_away_from_is_not_claimed(world: impl World)
     let reply = world.store().cycle(&request).await.unwrap();
     assert_eq!(reply.claimed.len(), 1);
     assert_eq!(reply.claimed[0].tenure.account, account(3));
+}
+
+// Found by an operator: an account that was handed over twice within a minute had no owner for the rest
+// of it, because both nodes kept away from it.
+async fn account_that_nobody_else_takes_is_claimed_by_the_node_that_keeps_away_from_it(
+    world: impl World,
+) {
+    world.set_account(1, "paper", true).await;
+    let mut request = claiming("a", 5);
+    request.claim.as_mut().unwrap().avoid = vec![account(1)];
+    assert_eq!(world.store().cycle(&request).await.unwrap().claimed, []);
+    world.set_free_for(1, AVOIDED_FREE_MAX + Duration::from_secs(1)).await;
+    assert_eq!(world.store().cycle(&request).await.unwrap().claimed.len(), 1);
 }
 
 async fn next_expiry_is_that_of_the_others(world: impl World) {
