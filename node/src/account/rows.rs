@@ -2,7 +2,7 @@
 
 use crate::follower::Record;
 use crate::writer::{CopyEvent, LoadedPairs, PairRow};
-use reconcile::{LinkRules, Pair, PairState, Pairs};
+use reconcile::{LinkRules, Pair, Pairs};
 use schemas::{AccountId, Micros, Token};
 use uuid::Uuid;
 
@@ -29,14 +29,9 @@ pub fn pair_row(owner: Owner, pair: Pair, now: Micros) -> PairRow {
 }
 
 /// The pairs of one link, from a complete read of its follower's rows.
-///
-/// A row that is sending and was never sent is an order that the broker refused or that did
-/// not leave: nothing is there to wait for.
 pub fn pairs_of(rules: &LinkRules, loaded: &LoadedPairs) -> Pairs {
     let rows = loaded.live.iter().chain(&loaded.ended).map(|row| &row.pair);
-    let of_link = rows.filter(|pair| pair.link == rules.link);
-    let unsent = |pair: &Pair| pair.state == PairState::Sending && pair.sent_at.is_none();
-    Pairs::new(of_link.filter(|pair| !unsent(pair)).cloned())
+    Pairs::new(rows.filter(|pair| pair.link == rules.link).cloned())
 }
 
 /// A record as its row; the id is drawn once, so that sending it twice stores it once.

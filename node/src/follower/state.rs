@@ -8,8 +8,8 @@ use crate::clock::NodeTime;
 use crate::writer::EventOutcome;
 use bus::{FeedMessage, RequestReason};
 use reconcile::{
-    CopyAction, CopyStep, FollowerHistory, HeldPlan, Limits, LinkMode, LinkRules, Pair, PairId,
-    PairState, Pairs,
+    CopyAction, CopyStep, EndReason, FailReason, FollowerHistory, HeldPlan, Limits, LinkMode,
+    LinkRules, Pair, PairId, PairState, Pairs,
 };
 use schemas::planted::{self, Bug};
 use schemas::{
@@ -351,6 +351,23 @@ pub(super) struct TakenBack {
     pub(super) refused: Option<MasterPending>,
 }
 
+/// The row of an order that the broker refused for now, or that did not leave: nothing is there to wait
+/// for.
+fn is_unsent(pair: &Pair) -> bool {
+    pair.state == PairState::Sending && pair.sent_at.is_none()
+}
+
+/// What an earlier owner took back and did not try again: its row ends with the master's trade.
+fn taken_back(unsent: Pair) -> TakenBack {
+    let failed = Pair {
+        state: PairState::Failed,
+        reason: Some(EndReason::Failed(FailReason::RejectedLater)),
+        version: unsent.version + 1,
+        ..unsent
+    };
+    TakenBack { failed, refused: None }
+}
+
 /// Where the second look at a held plan stands: both sides must be read after the wait.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct SecondLook {
@@ -509,7 +526,7 @@ impl Follower {
         };
         let orders_are_old = follower.when_surely_old(now.node);
         for (rules, pairs) in links {
-            if pairs.rows().any(|pair| pair.state == PairState::Sending) {
+            if pairs.rows().any(|pair| pair.state == PairState::Sending && !is_unsent(pair)) {
                 follower.last_looks.insert((orders_are_old, rules.link));
             }
             follower.add_link(rules, pairs);
@@ -519,6 +536,9 @@ impl Follower {
 
     fn add_link(&mut self, rules: LinkRules, pairs: Pairs) {
         let link = rules.link;
+        let (unsent, sent): (Vec<Pair>, Vec<Pair>) = pairs.rows().cloned().partition(is_unsent);
+        let pairs = Pairs::new(sent);
+        let taken_back = unsent.into_iter().map(|pair| (pair.master_ticket, taken_back(pair)));
         for pair in pairs.rows().filter(|pair| pair.state.is_live()) {
             if let Some(ticket) = pair.follower_ticket {
                 self.by_ticket.insert(ticket, TicketKey { link, ticket: pair.master_ticket });
@@ -534,7 +554,7 @@ impl Follower {
             second_look: None,
             fresh: BTreeSet::new(),
             read_once: false,
-            taken_back: BTreeMap::new(),
+            taken_back: taken_back.collect(),
             without_stops: BTreeSet::new(),
             maybe_copied: BTreeSet::new(),
             unproven: BTreeSet::new(),

@@ -5,8 +5,8 @@ use super::world::{
 };
 use crate::follower::Input;
 use paper::protocol::{OpenComment, Style};
-use reconcile::{LinkMode, LinkRules, PairState, Pairs};
-use schemas::{Change, MasterPosition};
+use reconcile::{LinkMode, LinkRules, Pair, PairState, Pairs};
+use schemas::{Change, MasterPosition, RejectClass};
 
 fn without_tags(comments: OpenComment) -> World {
     World::copying_with(Setup { comments, style: Style::Mt5, ..Setup::default() })
@@ -204,5 +204,31 @@ fn a_copy_is_not_reduced_while_a_partial_close_of_the_former_owner_may_still_arr
         }
         world.calm(seconds(20));
         assert_eq!(world.copy().lots, lots("0.5"), "arrives: {arrives}");
+    }
+}
+
+// Found by an operator: a waiting order was refused in the moment in which its account was handed over,
+// and its row said for ever that it was on its way.
+#[test]
+fn the_row_of_an_order_that_an_earlier_owner_took_back_ends_with_the_masters_trade_or_is_tried_again()
+ {
+    for is_cancelled in [true, false] {
+        let mut world = World::copying();
+        world.refusals.push(("place", RejectClass::Invalid));
+        let pending = world.pending(1);
+        world.change(Change::PendingPlaced(pending.clone()));
+        world.calm(seconds(1));
+        let rows = Pairs::new(world.rows.values().cloned());
+        let unsent = |pair: &Pair| pair.state == PairState::Sending && pair.sent_at.is_none();
+        assert!(rows.rows().all(unsent), "{rows:?}");
+        world.next_owner(vec![(rules(LINK, MASTER), rows)]);
+        world.calm(seconds(1));
+        if is_cancelled {
+            world.change(Change::PendingCancelled(pending));
+        }
+        world.calm(seconds(40));
+        let row = world.rows.values().next().unwrap();
+        let wanted = if is_cancelled { PairState::Failed } else { PairState::Open };
+        assert_eq!((world.rows.len(), row.state), (1, wanted), "{row:?}");
     }
 }
