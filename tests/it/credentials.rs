@@ -146,8 +146,8 @@ async fn an_account_whose_password_does_not_open_waits_and_says_why_and_the_othe
     let node = world.node("a").setting("LOCKSTEP_MASTER_KEY_FILE", key.display()).start();
     world.until_session("copying", &[calm]).await;
     for (account, says) in [
-        (none, "password \"\": is missing or wrong"),
-        (wrong, "password \"\": is missing or wrong"),
+        (none, "password \"***\": is missing or wrong"),
+        (wrong, "password \"***\": is missing or wrong"),
         (foreign, "that the password is wrapped with is not here"),
         (moved, "the sealed password does not belong to this account"),
     ] {

@@ -547,7 +547,7 @@ impl Engine {
     ) -> Result<(), FieldError> {
         match &self.account(account)?.decl.password {
             Some(password) if given != Some(password) => {
-                Err(FieldError::new("password", "", "is missing or wrong"))
+                Err(FieldError::new("password", "***", "is missing or wrong"))
             }
             Some(_) | None => Ok(()),
         }
