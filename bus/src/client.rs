@@ -19,6 +19,7 @@ use percent_encoding::percent_decode_str;
 use std::fmt;
 use std::path::PathBuf;
 use std::time::Duration;
+use tokio::sync::watch;
 
 /// Silence after which a server is asked for a sign of life.
 ///
@@ -89,6 +90,8 @@ pub struct ClientSettings {
     pub require_tls: bool,
     /// Ping interval, 1 to 5 s. Default `PING_INTERVAL`.
     pub ping_interval: Duration,
+    /// Gets the last thing that a server refused, in its words. Default: nobody; it is logged anyway.
+    pub refusals: Option<watch::Sender<Option<String>>>,
 }
 
 impl fmt::Debug for ClientSettings {
@@ -112,6 +115,7 @@ impl ClientSettings {
             root_certificates: None,
             require_tls: false,
             ping_interval: PING_INTERVAL,
+            refusals: None,
         }
     }
 
@@ -157,6 +161,7 @@ impl ClientSettings {
     }
 
     fn options(&self, addresses: &[ServerAddr]) -> ConnectOptions {
+        let refusals = self.refusals.clone();
         let mut options = ConnectOptions::new()
             .name(&self.name)
             .ping_interval(self.ping_interval)
@@ -168,12 +173,16 @@ impl ClientSettings {
             .reconnect_delay_callback(reconnect_delay)
             // A server that we learn of is asked for TLS as well.
             .require_tls(self.require_tls || addresses.iter().any(ServerAddr::tls_required))
-            .event_callback(|event| async move {
+            .event_callback(move |event| {
                 count(CONNECTION_EVENTS, "event", event_word(&event));
                 // A subject that is denied is only said here; the call that used it went well.
                 if let Event::ServerError(error) = event {
                     tracing::error!(%error, "the bus refused something");
+                    if let Some(refusals) = &refusals {
+                        refusals.send_replace(Some(error.to_string()));
+                    }
                 }
+                std::future::ready(())
             });
         options = match self.auth(addresses) {
             BusAuth::None => options,

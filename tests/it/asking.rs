@@ -158,7 +158,13 @@ async fn init_writes_a_file_that_nobody_else_reads_and_never_over_another_one() 
     let unsaid = run_lockstep(&arguments, &[]).await;
     assert_eq!(unsaid.code, Some(2), "{unsaid:?}");
     assert!(unsaid.stderr.contains("LOCKSTEP_DATABASE_URL") && !file.exists(), "{unsaid:?}");
-    let made = operator(&world, &arguments).await;
+    let listen = "127.0.0.1:0";
+    let variables = [
+        ("LOCKSTEP_DATABASE_URL", world.database_url.as_str()),
+        ("LOCKSTEP_NATS_URLS", &world.bus.url(0)),
+        ("LOCKSTEP_METRICS_LISTEN", listen),
+    ];
+    let made = run_lockstep(&arguments, &variables).await;
     assert_eq!(made.code, Some(0), "{made:?}");
     assert!(
         made.stdout.contains("lockstep node") && made.stdout.contains("postgres schema"),
@@ -170,6 +176,7 @@ async fn init_writes_a_file_that_nobody_else_reads_and_never_over_another_one() 
         written.contains(&format!("LOCKSTEP_DATABASE_URL='{}'", world.database_url)),
         "{written}"
     );
+    assert!(written.contains(&format!("LOCKSTEP_METRICS_LISTEN='{listen}'")), "{written}");
     let valid = run_lockstep(&["config", "check", "--settings", shown], &[]).await;
     assert_eq!(valid.code, Some(0), "{valid:?}");
 

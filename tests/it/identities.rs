@@ -230,6 +230,18 @@ async fn a_publisher_cannot_speak_for_another_master_nor_answer_for_it_nor_hear_
 }
 
 #[tokio::test]
+async fn playing_a_history_for_a_master_of_somebody_else_ends_at_the_first_refusal() {
+    let bus = Secured::start_with(1, &["--publisher=alice=7"]).await;
+    let settings = bus.settings("alice");
+    let variables: Vec<(&str, &str)> =
+        settings.iter().map(|(name, value)| (name.as_str(), value.as_str())).collect();
+    let play = ["publish", "--history", "demo", "--account", "8"];
+    let refused = run_lockstep(&play, &variables).await;
+    assert_eq!(refused.code, Some(3), "{refused:?}");
+    assert!(refused.stderr.contains("may not speak for account 8"), "{refused:?}");
+}
+
+#[tokio::test]
 async fn a_monitor_hears_trades_and_says_nothing() {
     // One server, which handles what one connection says in its order.
     let bus = Secured::start_with(1, &["--monitor=grafana", "--publisher=alice=7"]).await;

@@ -32,6 +32,10 @@ async fn assert_denied(db: &mut PgConnection, statements: &[&'static str]) {
     }
 }
 
+async fn lacking(db: &mut PgConnection, role: &str) -> Vec<String> {
+    lockstep::roles::lacking(db, role).await.unwrap()
+}
+
 /// A database with every table, and the roles with their rights.
 async fn database_with_roles(name: &str) -> String {
     let url = shared_postgres().await.unwrap().create_database(name).await.unwrap();
@@ -148,6 +152,10 @@ async fn each_role_may_do_its_own_work_and_nothing_else() {
         ],
     )
     .await;
+    assert_eq!(lacking(&mut api, "lockstep_api").await, [""; 0]);
+    assert!(
+        lacking(&mut api, "lockstep_node").await.contains(&"update of trading_accounts".into())
+    );
 
     let mut node = PgConnection::connect(&url_as(&url, "it_node")).await.unwrap();
     assert_allowed(
@@ -176,6 +184,34 @@ async fn each_role_may_do_its_own_work_and_nothing_else() {
         ],
     )
     .await;
+    // What the doctor goes by, and a node that is to serve the API.
+    assert_eq!(lacking(&mut node, "lockstep_node").await, [""; 0]);
+    let lacks = lacking(&mut node, "lockstep_api").await;
+    for right in ["select of api_tokens", "update of fleet_mode", "update of trading_accounts"] {
+        assert!(lacks.contains(&right.to_owned()), "{right}: {lacks:?}");
+    }
+    assert!(!lacks.contains(&"select of pairs".to_owned()), "{lacks:?}");
+    let variables = [
+        ("LOCKSTEP_DATABASE_URL", &*url_as(&url, "it_node")),
+        ("LOCKSTEP_API_LISTEN", "127.0.0.1:0"),
+    ];
+    let refused = run_lockstep(&["node"], &variables).await;
+    assert_eq!(refused.code, Some(3), "{refused:?}");
+    for word in ["LOCKSTEP_API_LISTEN", "select of api_tokens", "grant lockstep_api to it_node"] {
+        assert!(refused.stderr.contains(word), "{word}: {refused:?}");
+    }
+    let looked = run_lockstep(&["doctor", "--json"], &variables).await;
+    let checks = looked.json();
+    let outcome = |name: &str| {
+        let all = checks.as_array().unwrap();
+        let found = all.iter().find(|check| check["check"] == name);
+        found.unwrap_or_else(|| panic!("{name}: {checks}"))["outcome"].clone()
+    };
+    assert_eq!(outcome("postgres rights"), "ok", "{checks}");
+    assert_eq!(outcome("postgres rights of the API"), "fail", "{checks}");
+    for role in ["lockstep_node", "lockstep_api"] {
+        assert_eq!(lacking(&mut owner, role).await, [""; 0], "{role}");
+    }
 
     let mut readonly = PgConnection::connect(&url_as(&url, "it_readonly")).await.unwrap();
     assert_allowed(

@@ -8,6 +8,7 @@
 //! 2. What is unavailable says when to ask again.
 //! 3. No text comes from the database or from settings: they may hold what is nobody's business.
 
+use crate::database;
 use axum::Json;
 use axum::http::{HeaderValue, StatusCode, header};
 use axum::response::{IntoResponse, Response};
@@ -127,12 +128,20 @@ impl Problem {
         self.status
     }
 
-    /// The database is away, or takes too long.
+    /// The database is away, takes too long, or allows the node less than the API does.
     pub(super) fn database(error: &sqlx::Error) -> Self {
         tracing::warn!(
             error = crate::causes::with_causes(error),
             "the API got no answer from the database"
         );
+        if database::is_not_allowed(error) {
+            return Problem::unavailable(
+                "database_rights",
+                "the node's role in the database lacks a right that the API needs; it has to be a \
+                 member of lockstep_api as well as of lockstep_node",
+                RETRY_AFTER_S,
+            );
+        }
         let is_slow =
             error.as_database_error().is_some_and(|e| e.code().as_deref() == Some("57014"));
         match is_slow {
@@ -213,5 +222,21 @@ fn kind_of(status: StatusCode) -> (&'static str, &'static str) {
             ("urn:lockstep:problem:unavailable", "It cannot be done now")
         }
         _ => ("urn:lockstep:problem:fault", "This is a fault of the program"),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::causes::fake::refusal;
+
+    #[tokio::test]
+    async fn a_right_that_is_lacking_is_told_from_a_database_that_is_away() {
+        for (state, reason) in
+            [("42501", "database_rights"), ("57014", "database_slow"), ("57P03", "database")]
+        {
+            let problem = Problem::database(&refusal(state).await);
+            assert_eq!((problem.status(), problem.reason), (503, Some(reason)), "{state}");
+        }
     }
 }

@@ -14,7 +14,7 @@ use crate::causes::with_causes;
 use crate::clock::NodeClock;
 use crate::config::{NodeConfig, SecretUrl, Vars};
 use crate::lease::predecessor;
-use crate::{database, directory, lease};
+use crate::{database, directory, lease, roles};
 use bus::ClientSettings;
 use clap::Args;
 use futures_util::StreamExt;
@@ -24,6 +24,7 @@ use schemas::{AccountId, subject};
 use serde::Serialize;
 use sqlx::postgres::PgConnection;
 use sqlx::{ConnectOptions, Row};
+use std::net::SocketAddr;
 use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
@@ -112,8 +113,9 @@ pub fn run(args: DoctorArgs) -> Result<(), CliError> {
 pub(super) fn examine(vars: &Sourced, json: bool) -> Result<(), CliError> {
     let mut checks = Checks::default();
     let config = settings(vars, &mut checks);
+    let wanted = Wanted::of(vars, config.as_ref());
     block_on(async {
-        postgres(vars, &mut checks).await;
+        postgres(vars, wanted, &mut checks).await;
         nats(vars, &mut checks).await;
     })?;
     machine(config.as_ref(), &mut checks);
@@ -163,12 +165,23 @@ fn machine(config: Option<&NodeConfig>, checks: &mut Checks) {
             ),
         },
     }
-    match std::net::TcpListener::bind(config.metrics_listen) {
-        Ok(_) => checks.ok("metrics", format!("{} is free", config.metrics_listen)),
+    for (check, name, listen) in [
+        ("metrics", "LOCKSTEP_METRICS_LISTEN", Some(config.metrics_listen)),
+        ("api", "LOCKSTEP_API_LISTEN", config.api_listen),
+    ] {
+        if let Some(listen) = listen {
+            free(check, name, listen, checks);
+        }
+    }
+}
+
+fn free(check: &'static str, name: &str, listen: SocketAddr, checks: &mut Checks) {
+    match std::net::TcpListener::bind(listen) {
+        Ok(_) => checks.ok(check, format!("{listen} is free")),
         Err(error) => checks.warn(
-            "metrics",
-            format!("{}: {error}", config.metrics_listen),
-            "a node that runs here already has it; another one needs a LOCKSTEP_METRICS_LISTEN of its own",
+            check,
+            format!("{listen}: {error}"),
+            &format!("a node that runs here already has it; another one needs a {name} of its own"),
         ),
     }
 }
@@ -179,7 +192,26 @@ fn is_local(place: &str) -> bool {
     ["localhost", "127.", "::1", "/"].iter().any(|local| host.starts_with(local))
 }
 
-async fn postgres(vars: &Sourced, checks: &mut Checks) {
+/// What the settings ask of the database, beside what every node does; they need not be valid.
+#[derive(Debug, Clone, Copy)]
+struct Wanted {
+    /// The API is to be served.
+    api: bool,
+    /// Passwords of accounts cannot be opened.
+    without_master_key: bool,
+}
+
+impl Wanted {
+    fn of(vars: &Sourced, config: Option<&NodeConfig>) -> Self {
+        let is_set = |name| vars.get(name).is_some_and(|text| !text.trim().is_empty());
+        Wanted {
+            api: is_set("LOCKSTEP_API_LISTEN"),
+            without_master_key: config.is_some_and(|config| config.master_keys.is_none()),
+        }
+    }
+}
+
+async fn postgres(vars: &Sourced, wanted: Wanted, checks: &mut Checks) {
     const URL: &str = "LOCKSTEP_DATABASE_URL";
     let check = "postgres";
     let Some(url) = vars.get(URL).filter(|url| !url.is_empty()) else {
@@ -223,7 +255,7 @@ async fn postgres(vars: &Sourced, checks: &mut Checks) {
         Err(error) => checks.fail("postgres pooler", with_causes(&error), fix),
     }
     let _closed = sqlx::Connection::close(other).await;
-    let looked = look_at_postgres(&mut db, &options, checks);
+    let looked = look_at_postgres(&mut db, &options, wanted, checks);
     match tokio::time::timeout(REACHED_WITHIN, looked).await {
         Ok(Ok(())) => {}
         Ok(Err(error)) => checks.fail(check, with_causes(&error), "look at the server's log"),
@@ -234,6 +266,7 @@ async fn postgres(vars: &Sourced, checks: &mut Checks) {
 async fn look_at_postgres(
     db: &mut PgConnection,
     options: &sqlx::postgres::PgConnectOptions,
+    wanted: Wanted,
     checks: &mut Checks,
 ) -> Result<(), sqlx::Error> {
     let row = sqlx::query(
@@ -273,7 +306,7 @@ async fn look_at_postgres(
             "add ?sslmode=verify-full&sslrootcert=... to LOCKSTEP_DATABASE_URL",
         );
     }
-    look_at_schema(db, &row, checks).await?;
+    look_at_schema(db, &row, wanted, checks).await?;
     look_at_clock(db, checks).await?;
     let identifier: Result<i64, sqlx::Error> =
         sqlx::query_scalar("select system_identifier from pg_control_system()").fetch_one(db).await;
@@ -288,13 +321,10 @@ async fn look_at_postgres(
     Ok(())
 }
 
-/// The tables that a node reads and writes.
-const TABLES: &[&str] =
-    &["trading_accounts", "copy_links", "pairs", "copy_events", "account_status", "lease_nodes"];
-
 async fn look_at_schema(
     db: &mut PgConnection,
     row: &sqlx::postgres::PgRow,
+    wanted: Wanted,
     checks: &mut Checks,
 ) -> Result<(), sqlx::Error> {
     let role: String = row.get("role");
@@ -327,22 +357,60 @@ async fn look_at_schema(
     if missing == steps.len() {
         return Ok(());
     }
-    let denied: Vec<String> = sqlx::query_scalar(
-        "select name from unnest($1::text[]) as name where to_regclass(name) is not null and not \
-         (has_table_privilege(name, 'select') and has_table_privilege(name, 'insert') \
-          and has_table_privilege(name, 'update'))",
+    look_at_rights(db, wanted, &role, checks).await?;
+    if wanted.without_master_key {
+        look_at_passwords(db, checks).await?;
+    }
+    Ok(())
+}
+
+/// Whether there are passwords that a node without a master key could not open. Who may not look, or
+/// has no such table yet, is not told.
+async fn look_at_passwords(db: &mut PgConnection, checks: &mut Checks) -> Result<(), sqlx::Error> {
+    let may_look: Option<bool> = sqlx::query_scalar(
+        "select has_column_privilege(to_regclass('account_credentials'), 'account_id', 'select')",
     )
-    .bind(TABLES.iter().map(|table| (*table).to_owned()).collect::<Vec<_>>())
-    .fetch_all(db)
+    .fetch_one(&mut *db)
     .await?;
-    if denied.is_empty() {
-        checks.ok("postgres rights", format!("role {role} may read and write every table"));
-    } else {
-        checks.fail(
-            "postgres rights",
-            format!("role {role} may not read and write {}", denied.join(", ")),
-            "grant select, insert, update on them, or use the role that owns them",
+    if may_look != Some(true) {
+        return Ok(());
+    }
+    let sealed: i64 = sqlx::query_scalar("select count(account_id) from account_credentials")
+        .fetch_one(db)
+        .await?;
+    if sealed > 0 {
+        checks.warn(
+            "master key",
+            format!(
+                "none, and passwords are stored for {sealed} accounts: they cannot log in here"
+            ),
+            "give the node the file of the master keys by LOCKSTEP_MASTER_KEY_FILE",
         );
+    }
+    Ok(())
+}
+
+/// Whether the role may do what a node does, and what the API does where there is one.
+async fn look_at_rights(
+    db: &mut PgConnection,
+    wanted: Wanted,
+    role: &str,
+    checks: &mut Checks,
+) -> Result<(), sqlx::Error> {
+    let node = ("postgres rights", "a node", "lockstep_node");
+    let api = ("postgres rights of the API", "the API (LOCKSTEP_API_LISTEN)", "lockstep_api");
+    for (check, whose, group) in [Some(node), wanted.api.then_some(api)].into_iter().flatten() {
+        let lacking = roles::lacking(db, group).await?;
+        if lacking.is_empty() {
+            checks.ok(check, format!("role {role} may do what {whose} does"));
+            continue;
+        }
+        let fix = format!(
+            "make it a member: `grant {group} to {role}`, after `lockstep roles apply` with the role \
+             that owns the tables"
+        );
+        let says = format!("role {role} may not do what {whose} does: {}", lacking.join(", "));
+        checks.fail(check, says, &fix);
     }
     Ok(())
 }
@@ -506,6 +574,19 @@ async fn echoes(client: &async_nats::Client) -> Vec<String> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn an_address_that_somebody_has_is_told_from_a_free_one() {
+        let taken = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+        let listen = taken.local_addr().unwrap();
+        let mut checks = Checks::default();
+        free("api", "LOCKSTEP_API_LISTEN", listen, &mut checks);
+        drop(taken);
+        free("api", "LOCKSTEP_API_LISTEN", listen, &mut checks);
+        let outcomes: Vec<Outcome> = checks.0.iter().map(|check| check.outcome).collect();
+        assert_eq!(outcomes, [Outcome::Warn, Outcome::Ok]);
+        assert!(checks.0[0].fix.as_ref().unwrap().contains("LOCKSTEP_API_LISTEN"));
+    }
 
     #[test]
     fn what_stays_on_this_machine_is_told_from_what_does_not() {

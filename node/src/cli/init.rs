@@ -2,11 +2,13 @@
 //!
 //! Invariants:
 //! 1. A file that is there is never overwritten, and the new one is its owner's alone to read.
-//! 2. Without a terminal nobody is asked: what flags and environment do not say is a fault.
+//! 2. Every setting that is not the default is in the file, asked for or not: a node that has the file
+//!    alone is the node that was checked.
+//! 3. Without a terminal nobody is asked: what flags and environment do not say is a fault.
 
 use super::settings::{SettingsArg, unwritable};
 use super::{CliError, config, doctor, out};
-use crate::config::{SecretUrl, Vars};
+use crate::config::{ProcessVars, SETTINGS, SecretUrl, Vars};
 use clap::Args;
 use std::fs::OpenOptions;
 use std::io::{BufRead, ErrorKind, IsTerminal, Write};
@@ -66,13 +68,17 @@ pub fn run(args: InitArgs) -> Result<(), CliError> {
     let mut text =
         "# Made by `lockstep init`. `lockstep node --settings` explains every setting.\n"
             .to_owned();
+    let mut answers = Vec::new();
     for question in questions(&args) {
-        let value = answer(&question, is_asked)?;
+        answers.push((question.name, answer(&question, is_asked)?));
+    }
+    answers.extend(unasked(&answers, &ProcessVars));
+    for (name, value) in answers {
         if let Some(what) = unwritable(&value) {
-            return Err(CliError::Usage(format!("{}: {what}", question.name)));
+            return Err(CliError::Usage(format!("{name}: {what}")));
         }
         if !value.is_empty() {
-            text += &format!("{}='{value}'\n", question.name);
+            text += &format!("{name}='{value}'\n");
         }
     }
     // What is wrong in itself is not written.
@@ -87,6 +93,18 @@ pub fn run(args: InitArgs) -> Result<(), CliError> {
         out::line(format_args!("{shown} is written; a node with it: {next}"))?;
     }
     if args.no_doctor { Ok(()) } else { doctor::examine(&vars, args.json) }
+}
+
+/// What the environment says of all other settings, where it is not the default.
+fn unasked(asked: &[(&'static str, String)], vars: &dyn Vars) -> Vec<(&'static str, String)> {
+    let others =
+        SETTINGS.iter().filter(|setting| asked.iter().all(|(name, _)| *name != setting.name));
+    let said = others.filter_map(|setting| {
+        let value = vars.get(setting.name)?.trim().to_owned();
+        (!value.is_empty() && Some(value.as_str()) != setting.default)
+            .then_some((setting.name, value))
+    });
+    said.collect()
 }
 
 fn questions(args: &InitArgs) -> [Question; 5] {
@@ -135,7 +153,7 @@ fn answer(question: &Question, is_asked: bool) -> Result<String, CliError> {
     if let Some(flag) = &question.flag {
         return Ok(flag.clone());
     }
-    let set = crate::config::ProcessVars.get(question.name).filter(|text| !text.trim().is_empty());
+    let set = ProcessVars.get(question.name).filter(|text| !text.trim().is_empty());
     let fallback = set.or_else(|| question.default.map(str::to_owned));
     if !is_asked {
         return fallback.ok_or_else(|| {
@@ -176,4 +194,31 @@ fn write(path: &PathBuf, text: &str) -> std::io::Result<()> {
     let mut file = OpenOptions::new().write(true).create_new(true).mode(0o600).open(path)?;
     file.write_all(text.as_bytes())?;
     file.sync_all()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::collections::BTreeMap;
+
+    #[test]
+    fn what_is_set_and_not_asked_for_is_kept_where_it_is_not_the_default() {
+        let vars: BTreeMap<String, String> = [
+            ("LOCKSTEP_API_LISTEN", "127.0.0.1:9470"),
+            ("LOCKSTEP_MASTER_KEY_FILE", "/etc/lockstep/master-key"),
+            ("LOCKSTEP_METRICS_LISTEN", "127.0.0.1:9464"),
+            ("LOCKSTEP_EVENT_LOG", " "),
+            ("LOCKSTEP_NODE_NAME", "of the environment"),
+            ("LOCKSTEP_TOOLS", "/tools"),
+        ]
+        .map(|(name, value)| (name.to_owned(), value.to_owned()))
+        .into();
+        let mut kept = unasked(&[("LOCKSTEP_NODE_NAME", "said".to_owned())], &vars);
+        kept.sort_unstable();
+        let expected = [
+            ("LOCKSTEP_API_LISTEN", "127.0.0.1:9470"),
+            ("LOCKSTEP_MASTER_KEY_FILE", "/etc/lockstep/master-key"),
+        ];
+        assert!(kept.iter().map(|(name, value)| (*name, value.as_str())).eq(expected), "{kept:?}");
+    }
 }

@@ -22,6 +22,7 @@ use crate::lease::predecessor::{self, Boot};
 use crate::lease::{self, LeaseSettings, PostgresOwnership};
 use crate::notes::Notes;
 use crate::open_files;
+use crate::roles;
 use crate::stamps::Stamps;
 use crate::systemd::{self, Notifier, Watchdog};
 use crate::tape::Tape;
@@ -33,6 +34,7 @@ use crate::writer::{Writer, WriterConfig};
 use bus::{ClientSettings, FeedSettings, Feeds};
 use clap::Args;
 use schemas::NodeId;
+use std::net::SocketAddr;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
@@ -83,6 +85,9 @@ pub fn run(args: NodeArgs) -> Result<(), CliError> {
     // Several nodes of one fleet may start at once; the migrator takes a lock.
     block_on(database::migrate(config.database_url.expose()))?
         .map_err(|error| CliError::missing("database", error))?;
+    if let Some(listen) = config.api_listen {
+        block_on(may_serve_api(config.database_url.expose(), listen))??;
+    }
     let hot = runtime("lockstep-hot", config.hot_threads as usize)?;
     for _ in 0..config.busy_poll {
         hot.spawn(stay_awake());
@@ -92,6 +97,26 @@ pub fn run(args: NodeArgs) -> Result<(), CliError> {
     slow.shutdown_timeout(Duration::from_secs(1));
     hot.shutdown_timeout(Duration::from_secs(1));
     result
+}
+
+/// Whether the role of the database may do what the API does: without that every answer would be 503.
+async fn may_serve_api(url: &str, listen: SocketAddr) -> Result<(), CliError> {
+    let missing = |error| CliError::missing("database", error);
+    let mut db = database::connect(url, "rights").await.map_err(missing)?;
+    let lacking = roles::lacking(&mut db, "lockstep_api").await?;
+    if lacking.is_empty() {
+        return Ok(());
+    }
+    let role: String = sqlx::query_scalar("select current_user::text").fetch_one(&mut db).await?;
+    Err(CliError::missing(
+        format!("LOCKSTEP_API_LISTEN {listen}"),
+        format!(
+            "role {role} of the database may not do what the API does: {}. Make it a member of \
+             lockstep_api as well (`grant lockstep_api to {role}`, after `lockstep roles apply`), or \
+             leave the API out",
+            lacking.join(", ")
+        ),
+    ))
 }
 
 /// What is wrong with valid settings for this program.

@@ -7,6 +7,7 @@ use bus::ClientSettings;
 use clap::Args;
 use std::path::PathBuf;
 use std::time::Duration;
+use tokio::sync::watch;
 
 /// Longest wait for a first connection.
 const CONNECTED_WITHIN: Duration = Duration::from_secs(5);
@@ -55,6 +56,15 @@ impl BusArg {
 
     /// A connection of this name; it may not be there yet.
     pub(super) async fn connect(&self, name: &str) -> Result<async_nats::Client, CliError> {
+        self.connect_and_tell(name, None).await
+    }
+
+    /// The same, and what its servers refuse goes to `refusals`.
+    pub(super) async fn connect_and_tell(
+        &self,
+        name: &str,
+        refusals: Option<watch::Sender<Option<String>>>,
+    ) -> Result<async_nats::Client, CliError> {
         let certificates = self.nats_root_certificates.clone();
         let certificates = certificates
             .or_else(|| std::env::var_os("LOCKSTEP_NATS_ROOT_CERTIFICATES").map(Into::into));
@@ -71,6 +81,7 @@ impl BusArg {
         }
         let settings = ClientSettings {
             root_certificates: certificates,
+            refusals,
             ..ClientSettings::new(self.urls(), name)
         };
         bus::connect(&settings).await.map_err(|error| CliError::missing("bus", error))

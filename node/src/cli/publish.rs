@@ -7,11 +7,12 @@ use crate::history::{self, History, Step};
 use crate::player::{self, Player};
 use bus::{Publisher, PublisherSettings, hear_epochs, start_epoch};
 use clap::Args;
-use schemas::AccountId;
+use schemas::{AccountId, subject};
 use std::collections::BTreeMap;
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
+use tokio::sync::watch;
 
 /// Longer than the time between two beacons, so that a living publisher is heard.
 const LISTEN_FOR: Duration = Duration::from_secs(3);
@@ -94,7 +95,8 @@ fn describe(history: &History, steps: &[Step], speed: f64) -> Result<(), CliErro
 
 async fn play(args: &PublishArgs, account: AccountId, steps: &[Step]) -> Result<(), CliError> {
     let name = format!("publish-{account}");
-    let client = args.bus.connect(&name).await?;
+    let (tell, mut refusals) = watch::channel(None);
+    let client = args.bus.connect_and_tell(&name, Some(tell)).await?;
     let clock = NodeClock::system();
     let heard = hear_epochs(&client, account, LISTEN_FOR).await;
     let heard = heard.map_err(|error| args.bus.missing(error))?;
@@ -128,11 +130,65 @@ async fn play(args: &PublishArgs, account: AccountId, steps: &[Step]) -> Result<
     tokio::select! {
         played = played => played.map_err(|error| CliError::missing("history", error))?,
         stopped = tokio::signal::ctrl_c() => stopped?,
+        refusal = speaking_refused(&mut refusals, account) => return Err(refused(account, refusal)),
     }
     if !args.once {
         out::line("played; still answering snapshot requests, Ctrl-C ends it")?;
-        tokio::signal::ctrl_c().await?;
+        tokio::select! {
+            stopped = tokio::signal::ctrl_c() => stopped?,
+            refusal = speaking_refused(&mut refusals, account) => {
+                return Err(refused(account, refusal));
+            }
+        }
     }
     publisher.close(Duration::from_secs(2)).await;
     Ok(())
+}
+
+/// The first refusal to let us speak for this master, in the server's words; it never ends without one.
+async fn speaking_refused(
+    refusals: &mut watch::Receiver<Option<String>>,
+    account: AccountId,
+) -> String {
+    let said = refusals.wait_for(|said| said.as_ref().is_some_and(|said| is_about(said, account)));
+    match said.await {
+        Ok(said) => said.clone().unwrap_or_default(),
+        // The connection is gone for good, and with it whoever could refuse.
+        Err(_) => std::future::pending().await,
+    }
+}
+
+/// Whether a server refused an event or a beacon of this master.
+fn is_about(refusal: &str, account: AccountId) -> bool {
+    let refused = [subject::event(account), subject::beacon(account)]
+        .map(|subject| format!("publish to \"{subject}\""));
+    refused.iter().any(|refused| refusal.to_ascii_lowercase().contains(refused))
+}
+
+fn refused(account: AccountId, refusal: String) -> CliError {
+    CliError::missing(
+        format!("this user of the bus may not speak for account {account}"),
+        format!(
+            "{refusal}. Use the user of its publisher (`lockstep nats add FOLDER --publisher \
+             NAME={account}`), or reload the servers if that was just added"
+        ),
+    )
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_a_refusal_to_speak_for_the_own_master_ends_it() {
+        let seven = AccountId::new(7).unwrap();
+        let is_about = |subject: &str, verb: &str| {
+            is_about(&format!("nats: Permissions Violation for {verb} \"{subject}\""), seven)
+        };
+        assert!(is_about("lockstep.v1.master.7.event", "Publish to"));
+        assert!(is_about("lockstep.v1.master.7.beacon", "Publish to"));
+        assert!(!is_about("lockstep.v1.master.77.event", "Publish to"));
+        assert!(!is_about("lockstep.v1.master.7.event", "Subscription to"));
+        assert!(!is_about("lockstep.v1.snapshot.7", "Publish to"));
+    }
 }

@@ -156,7 +156,7 @@ struct MeasuredNode {
     request: CycleRequest,
 }
 
-fn text(error: impl std::error::Error) -> String {
+fn text(error: impl std::error::Error + 'static) -> String {
     with_causes(&error)
 }
 

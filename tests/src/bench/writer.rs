@@ -98,7 +98,7 @@ pub fn run(json: bool) -> ExitCode {
     }
 }
 
-fn text(error: impl std::error::Error) -> String {
+fn text(error: impl std::error::Error + 'static) -> String {
     with_causes(&error)
 }
 
