@@ -262,6 +262,8 @@ pub struct SessionAccount {
     pub is_master: bool,
     /// Links that name it as follower, switched-off ones included: their copies are still managed.
     pub links: Vec<LinkRules>,
+    /// Names of the masters of these links, for people.
+    pub master_names: BTreeMap<AccountId, String>,
 }
 
 /// Adds an account.
@@ -643,6 +645,8 @@ pub async fn load_session_account(
     .await?
     .ok_or_else(|| DirectoryError::NoAccount(id.to_string()))?;
     let epoch_max: i64 = row.get("epoch_max");
+    let link_rows = link_rows(db, id).await?;
+    let named = |row: &PgRow| Ok((account_of(row, row.get("id"), "master_id")?, row.get("master")));
     Ok(SessionAccount {
         id,
         name: row.get("name"),
@@ -651,7 +655,8 @@ pub async fn load_session_account(
         credential: load_credential(db, id).await?,
         epoch_max: Epoch::from_i64(epoch_max).ok(),
         is_master: row.get("is_master"),
-        links: load_links(db, id).await?,
+        master_names: link_rows.iter().map(named).collect::<Result<_, DirectoryError>>()?,
+        links: link_rows.iter().map(link_rules).collect::<Result<_, _>>()?,
     })
 }
 
@@ -793,15 +798,18 @@ pub async fn load_links(
     db: &mut PgConnection,
     follower: AccountId,
 ) -> Result<Vec<LinkRules>, DirectoryError> {
-    let rows = sqlx::query(
-        "select l.*, m.mode as master_mode, f.mode as follower_mode, (select mode from fleet_mode) as fleet_mode \
+    link_rows(db, follower).await?.iter().map(link_rules).collect()
+}
+
+async fn link_rows(db: &mut PgConnection, follower: AccountId) -> Result<Vec<PgRow>, sqlx::Error> {
+    sqlx::query(
+        "select l.*, m.name as master, m.mode as master_mode, f.mode as follower_mode, (select mode from fleet_mode) as fleet_mode \
          from copy_links l join trading_accounts m on m.id = l.master_id \
          join trading_accounts f on f.id = l.follower_id where l.follower_id = $1 order by l.id",
     )
     .bind(follower.as_i64())
     .fetch_all(db)
-    .await?;
-    rows.iter().map(link_rules).collect()
+    .await
 }
 
 fn link_rules(row: &PgRow) -> Result<LinkRules, DirectoryError> {

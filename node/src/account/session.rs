@@ -90,6 +90,8 @@ const NETTING_DETAIL: &str = "netting account: it holds one trade a symbol, so i
 const ASKED_MAX: usize = 4;
 /// At most this often an account's status row is written.
 const STATUS_EVERY: Duration = Duration::from_secs(5);
+/// Most silent masters that a status names: three of the longest names fit its column.
+const NAMED_MAX: usize = 3;
 
 /// What all sessions of a node share.
 #[derive(Debug)]
@@ -272,6 +274,8 @@ pub(super) struct AccountSession {
     reloading: Option<JoinHandle<Load>>,
     /// How many links of this account are in the gauge of untaggable ones.
     untaggable: usize,
+    /// Names of the masters it copies, for people.
+    master_names: BTreeMap<AccountId, String>,
     last_status: Option<NodeTime>,
     last_word: Option<&'static str>,
     /// The account at the broker cannot hold copies side by side.
@@ -335,6 +339,7 @@ impl AccountSession {
             storing: None,
             reloading: None,
             untaggable: 0,
+            master_names: BTreeMap::new(),
             last_status: None,
             last_word: None,
             cannot_follow: false,
@@ -441,6 +446,7 @@ impl AccountSession {
             let task = self.context.slow.spawn(async move { load(&context, account).await });
             match task.await.unwrap_or_else(|panic| Err(panic.to_string())) {
                 Ok((account, links)) => {
+                    self.master_names.clone_from(&account.master_names);
                     let settings = PaperSettings::from_json(account.id, &account.connection);
                     if settings.is_ok_and(|settings| settings.blocking) {
                         self.orders_wait = executor::WAIT_MAX;
@@ -905,6 +911,7 @@ impl AccountSession {
         let other_master = account.is_master != now.is_master;
         account.is_master = now.is_master;
         account.links = now.links;
+        self.master_names = now.master_names;
         if let Some(leading) = &mut connection.lead {
             leading.set_magics(account.links.iter().map(|link| link.magic));
         }
@@ -1093,7 +1100,9 @@ impl AccountSession {
             Some(_) => "copying",
             None => "leading",
         };
-        self.status(word, None, false);
+        let reconciling = self.follower.as_ref().filter(|_| word == "reconciling");
+        let detail = reconciling.and_then(|f| not_heard(&f.doubtful_masters(), &self.master_names));
+        self.status(word, detail, false);
     }
 
     /// Writes what the session does; unless `now` is set, at most every [`STATUS_EVERY`] and at changes.
@@ -1118,6 +1127,19 @@ impl AccountSession {
             pendings_open: view.map(|view| count(view.pendings.len())),
             at: now.wall,
         }));
+    }
+}
+
+/// Why nothing is copied, if that is for masters that are silent.
+fn not_heard(masters: &[AccountId], names: &BTreeMap<AccountId, String>) -> Option<String> {
+    let name = |id: &AccountId| names.get(id).cloned().unwrap_or_else(|| id.to_string());
+    let (named, rest) = masters.split_at(masters.len().min(NAMED_MAX));
+    let named: Vec<String> = named.iter().map(name).collect();
+    match (masters.len(), rest.len()) {
+        (0, _) => None,
+        (1, _) => Some(format!("master {} is not heard", named.join(", "))),
+        (_, 0) => Some(format!("masters {} are not heard", named.join(", "))),
+        (_, more) => Some(format!("masters {} and {more} more are not heard", named.join(", "))),
     }
 }
 
@@ -1178,6 +1200,19 @@ mod tests {
         assert!(may_be_handed_in(0, 0));
         assert!(!may_be_handed_in(1, 0));
         assert!(!may_be_handed_in(0, 1));
+    }
+
+    #[test]
+    fn a_follower_that_waits_names_the_masters_that_are_silent() {
+        let ids: Vec<AccountId> = (1..=5).map(|id| AccountId::new(id).unwrap()).collect();
+        let names = ids[..4].iter().zip(["boss", "chief", "head", "lead"]);
+        let names = names.map(|(id, name)| (*id, name.to_owned())).collect();
+        let said = |masters: &[AccountId]| not_heard(masters, &names).unwrap_or_default();
+        assert_eq!(not_heard(&[], &names), None);
+        assert_eq!(said(&ids[..1]), "master boss is not heard");
+        assert_eq!(said(&ids[4..]), "master 5 is not heard");
+        assert_eq!(said(&ids[..2]), "masters boss, chief are not heard");
+        assert_eq!(said(&ids), "masters boss, chief, head and 2 more are not heard");
     }
 
     #[tokio::test]
