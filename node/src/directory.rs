@@ -243,6 +243,16 @@ impl NewLink {
     }
 }
 
+/// Links that are switched on and do not copy, because a person said so of them, of one of their accounts
+/// or of the fleet.
+#[derive(Debug, Default, Clone, Copy, PartialEq, Eq)]
+pub struct HeldLinks {
+    /// No order is sent for them.
+    pub paused: u32,
+    /// They open nothing.
+    pub close_only: u32,
+}
+
 /// What a session needs to know of its account.
 #[derive(Debug, Clone)]
 pub struct SessionAccount {
@@ -264,6 +274,8 @@ pub struct SessionAccount {
     pub links: Vec<LinkRules>,
     /// Names of the masters of these links, for people.
     pub master_names: BTreeMap<AccountId, String>,
+    /// How many of these links are held.
+    pub held: HeldLinks,
 }
 
 /// Adds an account.
@@ -655,6 +667,7 @@ pub async fn load_session_account(
         credential: load_credential(db, id).await?,
         epoch_max: Epoch::from_i64(epoch_max).ok(),
         is_master: row.get("is_master"),
+        held: held_links(&link_rows)?,
         master_names: link_rows.iter().map(named).collect::<Result<_, DirectoryError>>()?,
         links: link_rows.iter().map(link_rules).collect::<Result<_, _>>()?,
     })
@@ -799,6 +812,22 @@ pub async fn load_links(
     follower: AccountId,
 ) -> Result<Vec<LinkRules>, DirectoryError> {
     link_rows(db, follower).await?.iter().map(link_rules).collect()
+}
+
+fn held_links(link_rows: &[PgRow]) -> Result<HeldLinks, DirectoryError> {
+    let mut held = HeldLinks::default();
+    for row in link_rows {
+        let [is_on, said @ ..] = modes_of(row, row.get("id"))?;
+        if is_on != Mode::Copy {
+            continue;
+        }
+        match said.into_iter().fold(Mode::Copy, Mode::max) {
+            Mode::Copy => {}
+            Mode::CloseOnly => held.close_only += 1,
+            Mode::Paused => held.paused += 1,
+        }
+    }
+    Ok(held)
 }
 
 async fn link_rows(db: &mut PgConnection, follower: AccountId) -> Result<Vec<PgRow>, sqlx::Error> {

@@ -30,7 +30,7 @@ use crate::broker::{BrokerError, BrokerSession, LeftAt, Outcome, SessionEvent};
 use crate::clock::{NodeClock, NodeTime};
 use crate::config::NodeConfig;
 use crate::credentials::{Holder, Sealed, unseal};
-use crate::directory::{Directory, SessionAccount};
+use crate::directory::{Directory, HeldLinks, SessionAccount};
 use crate::follower::{
     AccountRead, Asker, Attempt, CloseAnswer, Effect, Follower, FollowerSettings, Input, Now,
     TicketKey,
@@ -240,6 +240,7 @@ pub async fn run(context: Arc<NodeContext>, gained: Gained, control: Control) ->
     session.note(|account, token| Note::TenureEnds { account, token, how: ended.as_str() });
     session.leave_feeds();
     session.count_untaggable(0);
+    session.count_held(HeldLinks::default());
     ended
 }
 
@@ -274,6 +275,8 @@ pub(super) struct AccountSession {
     reloading: Option<JoinHandle<Load>>,
     /// How many links of this account are in the gauge of untaggable ones.
     untaggable: usize,
+    /// How many links of this account are in the gauges of held ones.
+    held: HeldLinks,
     /// Names of the masters it copies, for people.
     master_names: BTreeMap<AccountId, String>,
     last_status: Option<NodeTime>,
@@ -339,6 +342,7 @@ impl AccountSession {
             storing: None,
             reloading: None,
             untaggable: 0,
+            held: HeldLinks::default(),
             master_names: BTreeMap::new(),
             last_status: None,
             last_word: None,
@@ -358,7 +362,9 @@ impl AccountSession {
 
     async fn run(&mut self) -> Ended {
         self.status("connecting", None, true);
-        metrics::gauge!(names::LINKS_UNTAGGABLE).increment(0.0);
+        for gauge in [names::LINKS_UNTAGGABLE, names::LINKS_PAUSED, names::LINKS_CLOSE_ONLY] {
+            metrics::gauge!(gauge).increment(0.0);
+        }
         let mut account = match self.load().await {
             Ok(account) => account,
             Err(wanted) => return self.end_unconnected(wanted).await,
@@ -447,6 +453,7 @@ impl AccountSession {
             match task.await.unwrap_or_else(|panic| Err(panic.to_string())) {
                 Ok((account, links)) => {
                     self.master_names.clone_from(&account.master_names);
+                    self.count_held(account.held);
                     let settings = PaperSettings::from_json(account.id, &account.connection);
                     if settings.is_ok_and(|settings| settings.blocking) {
                         self.orders_wait = executor::WAIT_MAX;
@@ -912,6 +919,7 @@ impl AccountSession {
         account.is_master = now.is_master;
         account.links = now.links;
         self.master_names = now.master_names;
+        self.count_held(now.held);
         if let Some(leading) = &mut connection.lead {
             leading.set_magics(account.links.iter().map(|link| link.magic));
         }
@@ -975,6 +983,15 @@ impl AccountSession {
             metrics::gauge!(names::LINKS_UNTAGGABLE).increment(change);
             self.untaggable = now;
         }
+    }
+
+    fn count_held(&mut self, now: HeldLinks) {
+        let before = std::mem::replace(&mut self.held, now);
+        let change = |now, before| f64::from(now) - f64::from(before);
+        let paused = change(now.paused, before.paused);
+        metrics::gauge!(names::LINKS_PAUSED).increment(paused);
+        let close_only = change(now.close_only, before.close_only);
+        metrics::gauge!(names::LINKS_CLOSE_ONLY).increment(close_only);
     }
 
     /// The connection is given up: whatever is on its way has an unknown outcome.
