@@ -506,6 +506,14 @@ BUS = {
                 "Links whose broker does not keep our tags: nothing is opened late on them.",
                 "`lockstep status` names them. If the broker can keep comments, have it do so and switch the link on again (`lockstep link enable N`).",
                 ("sum by (instance) (lockstep_links_untaggable{NODE})", "{{instance}}"), steps=ANY_IS_WORTH_A_LOOK),
+            panel(
+                "Links that are held",
+                "Links that are switched on and paused, or only close, because somebody said so: of the link, an account or the whole fleet.",
+                "`lockstep status` says of what it was said; `lockstep resume --all` ends the kill switch, `lockstep resume LINK|ACCOUNT` the rest.",
+                [
+                    ("sum(lockstep_links_paused{NODE})", "paused"),
+                    ("sum(lockstep_links_close_only{NODE})", "close only"),
+                ], steps=ANY_IS_WORTH_A_LOOK, alerts="LockstepCopyingPaused"),
         ]),
     ],
 }

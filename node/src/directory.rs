@@ -20,6 +20,7 @@ use sqlx::postgres::{PgPool, PgRow};
 use sqlx::types::Json;
 use sqlx::{PgConnection, Row};
 use std::collections::BTreeMap;
+use std::time::Duration;
 use time::OffsetDateTime;
 use utoipa::ToSchema;
 
@@ -107,6 +108,8 @@ pub struct AccountRow {
     pub enabled: bool,
     /// What is allowed on all its links, as master and as follower.
     pub mode: Mode,
+    /// What comes of it with the fleet's mode.
+    pub effective_mode: Mode,
     /// Settings of the broker session.
     pub connection: serde_json::Value,
     /// Owner, if any.
@@ -240,6 +243,16 @@ impl NewLink {
     }
 }
 
+/// Links that are switched on and do not copy, because a person said so of them, of one of their accounts
+/// or of the fleet.
+#[derive(Debug, Default, Clone, Copy, PartialEq, Eq)]
+pub struct HeldLinks {
+    /// No order is sent for them.
+    pub paused: u32,
+    /// They open nothing.
+    pub close_only: u32,
+}
+
 /// What a session needs to know of its account.
 #[derive(Debug, Clone)]
 pub struct SessionAccount {
@@ -259,6 +272,10 @@ pub struct SessionAccount {
     pub is_master: bool,
     /// Links that name it as follower, switched-off ones included: their copies are still managed.
     pub links: Vec<LinkRules>,
+    /// Names of the masters of these links, for people.
+    pub master_names: BTreeMap<AccountId, String>,
+    /// How many of these links are held.
+    pub held: HeldLinks,
 }
 
 /// Adds an account.
@@ -281,7 +298,7 @@ pub async fn add_account(
 /// All accounts, by number.
 pub async fn list_accounts(db: &mut PgConnection) -> Result<Vec<AccountRow>, DirectoryError> {
     let rows = sqlx::query(
-        "select id, name, platform, enabled, mode, connection, node_id, lease_token, \
+        "select id, name, platform, enabled, mode, (select mode from fleet_mode) as fleet_mode, connection, node_id, lease_token, \
          extract(epoch from nullif(lease_until, '-infinity') - clock_timestamp())::float8 as left_s \
          from trading_accounts order by id",
     )
@@ -294,12 +311,14 @@ fn account_row(row: &PgRow) -> Result<AccountRow, DirectoryError> {
     let id: i64 = row.get("id");
     let table = "trading_accounts";
     let node: Option<String> = row.get("node_id");
+    let own = mode(row, table, id, "mode")?;
     Ok(AccountRow {
         id: checked(table, id, "id", AccountId::from_i64(id))?,
         name: row.get("name"),
         platform: row.get("platform"),
         enabled: row.get("enabled"),
-        mode: mode(row, table, id, "mode")?,
+        mode: own,
+        effective_mode: own.max(mode(row, table, id, "fleet_mode")?),
         connection: row.get("connection"),
         lease_left_s: node.as_ref().and_then(|_| row.get("left_s")),
         node,
@@ -359,6 +378,37 @@ pub async fn fleet_mode(db: &mut PgConnection) -> Result<Mode, DirectoryError> {
     mode(&row, "fleet_mode", 0, "fleet_mode")
 }
 
+/// So many links whose modes come to the same.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct LinksByMode {
+    /// The strictest of what concerns them but the fleet's mode.
+    pub without_fleet: Mode,
+    /// The strictest of all.
+    pub effective: Mode,
+    /// How many there are.
+    pub links: i64,
+}
+
+/// All links that were not deleted, counted by their modes; the same modes may come more than once.
+pub async fn links_by_mode(db: &mut PgConnection) -> Result<Vec<LinksByMode>, DirectoryError> {
+    let rows = sqlx::query(
+        "select l.enabled, l.mode, m.mode as master_mode, f.mode as follower_mode, \
+         (select mode from fleet_mode) as fleet_mode, null::timestamptz as deleted_at, count(*) as links \
+         from copy_links l join trading_accounts m on m.id = l.master_id \
+         join trading_accounts f on f.id = l.follower_id \
+         where l.deleted_at is null group by 1, 2, 3, 4",
+    )
+    .fetch_all(db)
+    .await?;
+    let counted = |row: &PgRow| {
+        let [is_on, own, master, follower, fleet] = modes_of(row, 0)?;
+        let without_fleet = is_on.max(own).max(master).max(follower);
+        let effective = without_fleet.max(fleet);
+        Ok(LinksByMode { without_fleet, effective, links: row.get("links") })
+    };
+    rows.iter().map(counted).collect()
+}
+
 /// Sets what is allowed on every link there is; says whether that changed anything. Every node
 /// hears of it; one that is cut from the database hears of it when it is back, and until then sends
 /// at most as long as its leases last.
@@ -370,6 +420,48 @@ pub async fn set_fleet_mode(db: &mut PgConnection, mode: Mode) -> Result<bool, D
     .execute(db)
     .await?;
     Ok(done.rows_affected() > 0)
+}
+
+/// An account that ended several owners in a row, and is left alone for a while.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+pub struct Waiting {
+    /// Its name.
+    pub account: String,
+    /// When others may take it over.
+    pub until: String,
+    /// Tenures in a row that ended early.
+    pub early_ends: i32,
+}
+
+impl std::fmt::Display for Waiting {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        let until = self.until.get(..19).unwrap_or(&self.until).replace('T', " ");
+        let ends = self.early_ends;
+        write!(f, "waits until {until} UTC (its last {ends} tenures ended early)")
+    }
+}
+
+/// Enabled accounts that nobody takes over yet, by number; for how long goes by the length of a
+/// lease, which the nodes know.
+pub async fn waiting_accounts(
+    db: &mut PgConnection,
+    lease: Duration,
+) -> Result<Vec<Waiting>, DirectoryError> {
+    let rows = sqlx::query(
+        "select a.name, a.starts, w.until from trading_accounts a, lateral ( \
+             select a.lease_until + lockstep_claim_wait(a.starts, a.id, $1) as until offset 0) w \
+         where a.enabled and a.node_id is not null and a.starts >= 2 and a.lease_until <= clock_timestamp() \
+           and w.until > clock_timestamp() order by a.id",
+    )
+    .bind(lease)
+    .fetch_all(db)
+    .await?;
+    let waiting = |row: &PgRow| Waiting {
+        account: row.get("name"),
+        until: rfc3339(row.get("until")),
+        early_ends: row.get("starts"),
+    };
+    Ok(rows.iter().map(waiting).collect())
 }
 
 /// Adds a link. Trades count from now on, unless `sync_existing` says otherwise.
@@ -565,6 +657,8 @@ pub async fn load_session_account(
     .await?
     .ok_or_else(|| DirectoryError::NoAccount(id.to_string()))?;
     let epoch_max: i64 = row.get("epoch_max");
+    let link_rows = link_rows(db, id).await?;
+    let named = |row: &PgRow| Ok((account_of(row, row.get("id"), "master_id")?, row.get("master")));
     Ok(SessionAccount {
         id,
         name: row.get("name"),
@@ -573,7 +667,9 @@ pub async fn load_session_account(
         credential: load_credential(db, id).await?,
         epoch_max: Epoch::from_i64(epoch_max).ok(),
         is_master: row.get("is_master"),
-        links: load_links(db, id).await?,
+        held: held_links(&link_rows)?,
+        master_names: link_rows.iter().map(named).collect::<Result<_, DirectoryError>>()?,
+        links: link_rows.iter().map(link_rules).collect::<Result<_, _>>()?,
     })
 }
 
@@ -715,15 +811,34 @@ pub async fn load_links(
     db: &mut PgConnection,
     follower: AccountId,
 ) -> Result<Vec<LinkRules>, DirectoryError> {
-    let rows = sqlx::query(
-        "select l.*, m.mode as master_mode, f.mode as follower_mode, (select mode from fleet_mode) as fleet_mode \
+    link_rows(db, follower).await?.iter().map(link_rules).collect()
+}
+
+fn held_links(link_rows: &[PgRow]) -> Result<HeldLinks, DirectoryError> {
+    let mut held = HeldLinks::default();
+    for row in link_rows {
+        let [is_on, said @ ..] = modes_of(row, row.get("id"))?;
+        if is_on != Mode::Copy {
+            continue;
+        }
+        match said.into_iter().fold(Mode::Copy, Mode::max) {
+            Mode::Copy => {}
+            Mode::CloseOnly => held.close_only += 1,
+            Mode::Paused => held.paused += 1,
+        }
+    }
+    Ok(held)
+}
+
+async fn link_rows(db: &mut PgConnection, follower: AccountId) -> Result<Vec<PgRow>, sqlx::Error> {
+    sqlx::query(
+        "select l.*, m.name as master, m.mode as master_mode, f.mode as follower_mode, (select mode from fleet_mode) as fleet_mode \
          from copy_links l join trading_accounts m on m.id = l.master_id \
          join trading_accounts f on f.id = l.follower_id where l.follower_id = $1 order by l.id",
     )
     .bind(follower.as_i64())
     .fetch_all(db)
-    .await?;
-    rows.iter().map(link_rules).collect()
+    .await
 }
 
 fn link_rules(row: &PgRow) -> Result<LinkRules, DirectoryError> {

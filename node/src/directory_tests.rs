@@ -135,3 +135,21 @@ async fn what_is_not_there_has_no_mode() {
         "must be copy, close_only or paused, got \"stop\""
     );
 }
+
+#[tokio::test]
+async fn a_session_is_told_how_many_links_are_held_and_its_masters_names() {
+    let mut w = linked().await;
+    async fn held(w: &mut Linked) -> (u32, u32) {
+        let account = load_session_account(&mut w.db, w.follower).await.unwrap();
+        assert_eq!(account.master_names, [(w.master, "master".to_owned())].into());
+        (account.held.paused, account.held.close_only)
+    }
+    assert_eq!(held(&mut w).await, (0, 0));
+    set_account_mode(&mut w.db, w.master, Mode::CloseOnly).await.unwrap();
+    assert_eq!(held(&mut w).await, (0, 1));
+    set_fleet_mode(&mut w.db, Mode::Paused).await.unwrap();
+    assert_eq!(held(&mut w).await, (1, 0));
+    // Nobody waits for a link that is switched off.
+    enable_link(&mut w.db, w.link, false).await.unwrap();
+    assert_eq!(held(&mut w).await, (0, 0));
+}

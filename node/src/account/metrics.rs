@@ -43,6 +43,10 @@ pub mod names {
     pub const RECONCILE_RESTLESS: &str = "lockstep_reconcile_restless_total";
     /// Links whose broker does not keep our tags.
     pub const LINKS_UNTAGGABLE: &str = "lockstep_links_untaggable";
+    /// Links that are paused.
+    pub const LINKS_PAUSED: &str = "lockstep_links_paused";
+    /// Links that only close.
+    pub const LINKS_CLOSE_ONLY: &str = "lockstep_links_close_only";
     /// Second copies found.
     pub const DUPLICATES_FOUND: &str = "lockstep_duplicates_found_total";
     /// Tenures begun.
@@ -140,6 +144,18 @@ pub const METRICS: &[Metric] = &[
         Unit::Count,
         &[],
         "Links of this node's followers whose broker does not keep our tags: nothing is opened late on them.",
+    ),
+    Metric::gauge(
+        names::LINKS_PAUSED,
+        Unit::Count,
+        &[],
+        "Links of this node's followers that are switched on and paused, by themselves, an account or the kill switch: no order is sent for them.",
+    ),
+    Metric::gauge(
+        names::LINKS_CLOSE_ONLY,
+        Unit::Count,
+        &[],
+        "Links of this node's followers that are switched on and only close, by their own mode, an account's or the kill switch's.",
     ),
     Metric::counter(
         names::DUPLICATES_FOUND,

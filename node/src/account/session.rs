@@ -30,7 +30,7 @@ use crate::broker::{BrokerError, BrokerSession, LeftAt, Outcome, SessionEvent};
 use crate::clock::{NodeClock, NodeTime};
 use crate::config::NodeConfig;
 use crate::credentials::{Holder, Sealed, unseal};
-use crate::directory::{Directory, SessionAccount};
+use crate::directory::{Directory, HeldLinks, SessionAccount};
 use crate::follower::{
     AccountRead, Asker, Attempt, CloseAnswer, Effect, Follower, FollowerSettings, Input, Now,
     TicketKey,
@@ -90,6 +90,8 @@ const NETTING_DETAIL: &str = "netting account: it holds one trade a symbol, so i
 const ASKED_MAX: usize = 4;
 /// At most this often an account's status row is written.
 const STATUS_EVERY: Duration = Duration::from_secs(5);
+/// Most silent masters that a status names: three of the longest names fit its column.
+const NAMED_MAX: usize = 3;
 
 /// What all sessions of a node share.
 #[derive(Debug)]
@@ -238,6 +240,7 @@ pub async fn run(context: Arc<NodeContext>, gained: Gained, control: Control) ->
     session.note(|account, token| Note::TenureEnds { account, token, how: ended.as_str() });
     session.leave_feeds();
     session.count_untaggable(0);
+    session.count_held(HeldLinks::default());
     ended
 }
 
@@ -272,6 +275,10 @@ pub(super) struct AccountSession {
     reloading: Option<JoinHandle<Load>>,
     /// How many links of this account are in the gauge of untaggable ones.
     untaggable: usize,
+    /// How many links of this account are in the gauges of held ones.
+    held: HeldLinks,
+    /// Names of the masters it copies, for people.
+    master_names: BTreeMap<AccountId, String>,
     last_status: Option<NodeTime>,
     last_word: Option<&'static str>,
     /// The account at the broker cannot hold copies side by side.
@@ -335,6 +342,8 @@ impl AccountSession {
             storing: None,
             reloading: None,
             untaggable: 0,
+            held: HeldLinks::default(),
+            master_names: BTreeMap::new(),
             last_status: None,
             last_word: None,
             cannot_follow: false,
@@ -353,7 +362,9 @@ impl AccountSession {
 
     async fn run(&mut self) -> Ended {
         self.status("connecting", None, true);
-        metrics::gauge!(names::LINKS_UNTAGGABLE).increment(0.0);
+        for gauge in [names::LINKS_UNTAGGABLE, names::LINKS_PAUSED, names::LINKS_CLOSE_ONLY] {
+            metrics::gauge!(gauge).increment(0.0);
+        }
         let mut account = match self.load().await {
             Ok(account) => account,
             Err(wanted) => return self.end_unconnected(wanted).await,
@@ -441,6 +452,8 @@ impl AccountSession {
             let task = self.context.slow.spawn(async move { load(&context, account).await });
             match task.await.unwrap_or_else(|panic| Err(panic.to_string())) {
                 Ok((account, links)) => {
+                    self.master_names.clone_from(&account.master_names);
+                    self.count_held(account.held);
                     let settings = PaperSettings::from_json(account.id, &account.connection);
                     if settings.is_ok_and(|settings| settings.blocking) {
                         self.orders_wait = executor::WAIT_MAX;
@@ -905,6 +918,8 @@ impl AccountSession {
         let other_master = account.is_master != now.is_master;
         account.is_master = now.is_master;
         account.links = now.links;
+        self.master_names = now.master_names;
+        self.count_held(now.held);
         if let Some(leading) = &mut connection.lead {
             leading.set_magics(account.links.iter().map(|link| link.magic));
         }
@@ -968,6 +983,15 @@ impl AccountSession {
             metrics::gauge!(names::LINKS_UNTAGGABLE).increment(change);
             self.untaggable = now;
         }
+    }
+
+    fn count_held(&mut self, now: HeldLinks) {
+        let before = std::mem::replace(&mut self.held, now);
+        let change = |now, before| f64::from(now) - f64::from(before);
+        let paused = change(now.paused, before.paused);
+        metrics::gauge!(names::LINKS_PAUSED).increment(paused);
+        let close_only = change(now.close_only, before.close_only);
+        metrics::gauge!(names::LINKS_CLOSE_ONLY).increment(close_only);
     }
 
     /// The connection is given up: whatever is on its way has an unknown outcome.
@@ -1093,7 +1117,9 @@ impl AccountSession {
             Some(_) => "copying",
             None => "leading",
         };
-        self.status(word, None, false);
+        let reconciling = self.follower.as_ref().filter(|_| word == "reconciling");
+        let detail = reconciling.and_then(|f| not_heard(&f.doubtful_masters(), &self.master_names));
+        self.status(word, detail, false);
     }
 
     /// Writes what the session does; unless `now` is set, at most every [`STATUS_EVERY`] and at changes.
@@ -1118,6 +1144,19 @@ impl AccountSession {
             pendings_open: view.map(|view| count(view.pendings.len())),
             at: now.wall,
         }));
+    }
+}
+
+/// Why nothing is copied, if that is for masters that are silent.
+fn not_heard(masters: &[AccountId], names: &BTreeMap<AccountId, String>) -> Option<String> {
+    let name = |id: &AccountId| names.get(id).cloned().unwrap_or_else(|| id.to_string());
+    let (named, rest) = masters.split_at(masters.len().min(NAMED_MAX));
+    let named: Vec<String> = named.iter().map(name).collect();
+    match (masters.len(), rest.len()) {
+        (0, _) => None,
+        (1, _) => Some(format!("master {} is not heard", named.join(", "))),
+        (_, 0) => Some(format!("masters {} are not heard", named.join(", "))),
+        (_, more) => Some(format!("masters {} and {more} more are not heard", named.join(", "))),
     }
 }
 
@@ -1178,6 +1217,19 @@ mod tests {
         assert!(may_be_handed_in(0, 0));
         assert!(!may_be_handed_in(1, 0));
         assert!(!may_be_handed_in(0, 1));
+    }
+
+    #[test]
+    fn a_follower_that_waits_names_the_masters_that_are_silent() {
+        let ids: Vec<AccountId> = (1..=5).map(|id| AccountId::new(id).unwrap()).collect();
+        let names = ids[..4].iter().zip(["boss", "chief", "head", "lead"]);
+        let names = names.map(|(id, name)| (*id, name.to_owned())).collect();
+        let said = |masters: &[AccountId]| not_heard(masters, &names).unwrap_or_default();
+        assert_eq!(not_heard(&[], &names), None);
+        assert_eq!(said(&ids[..1]), "master boss is not heard");
+        assert_eq!(said(&ids[4..]), "master 5 is not heard");
+        assert_eq!(said(&ids[..2]), "masters boss, chief are not heard");
+        assert_eq!(said(&ids), "masters boss, chief, head and 2 more are not heard");
     }
 
     #[tokio::test]

@@ -123,13 +123,14 @@ fn check_name(name: &str) -> Result<(), String> {
 
 impl TableRow for AccountRow {
     const HEAD: &'static [&'static str] =
-        &["id", "name", "platform", "enabled", "node", "lease left", "token"];
+        &["id", "name", "platform", "enabled", "mode", "node", "lease left", "token"];
     fn cells(&self) -> Vec<String> {
         vec![
             self.id.to_string(),
             self.name.clone(),
             self.platform.clone(),
             if self.enabled { "yes" } else { "no" }.into(),
+            self.effective_mode.to_string(),
             or_dash(self.node.clone()),
             or_dash(self.lease_left_s.map(|s| format!("{s:.1} s"))),
             self.token.to_string(),

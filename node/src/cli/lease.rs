@@ -7,6 +7,7 @@ use super::ask::{ask, owner};
 use super::on_bus::BusArg;
 use super::table::{TableRow, or_dash, print_rows};
 use super::{CliError, DatabaseArg, block_on, out};
+use crate::directory::{self, DirectoryError, Waiting};
 use clap::{Args, Subcommand};
 use schemas::codec::VERSION;
 use schemas::control::{ControlRequest, ControlVerb};
@@ -21,6 +22,11 @@ const HANDED_OVER_WITHIN: Duration = Duration::from_secs(75);
 const TAKEN_WITHIN: Duration = Duration::from_secs(10);
 /// Time between two looks.
 const LOOK: Duration = Duration::from_millis(200);
+
+/// The setting of the nodes that says how long a lease is.
+const LENGTH: &str = "LOCKSTEP_LEASE";
+/// What it is where nobody sets it; the node's own default.
+const USUAL_LENGTH: Duration = Duration::from_secs(60);
 
 /// Arguments of `lockstep lease`.
 #[derive(Debug, Args)]
@@ -60,12 +66,17 @@ struct Lease {
     /// Seconds until it ends by the database's clock; below 0 when it has ended.
     lease_left_s: Option<f64>,
     token: i64,
-    /// Seconds since the tenure began; without an owner since it has none.
+    /// Seconds since the tenure began; without an owner since it has none. Nothing of an external
+    /// master, which nobody is to own.
     since_s: Option<f64>,
     /// Tenures begun since the last one that went well for five minutes.
     starts: i32,
-    /// What its session last said in this tenure.
+    /// What its session last said in this tenure, while the lease lasts.
     session: Option<String>,
+    /// Until when others leave it alone, because its owners ended early.
+    waits_until: Option<String>,
+    #[serde(skip)]
+    waiting: Option<Waiting>,
 }
 
 impl TableRow for Lease {
@@ -86,30 +97,50 @@ impl TableRow for Lease {
             self.platform.clone(),
             if self.enabled { "yes" } else { "no" }.into(),
             or_dash(self.node.clone()),
-            or_dash(self.lease_left_s.map(|s| format!("{s:.1} s"))),
+            or_dash(self.lease_left_s.map(lease_left)),
             self.token.to_string(),
             or_dash(self.since_s.map(|s| format!("{s:.0} s"))),
             self.starts.to_string(),
-            or_dash(self.session.clone()),
+            or_dash(self.waiting.as_ref().map(Waiting::to_string).or_else(|| self.session.clone())),
         ]
     }
 }
 
-async fn list(db: &mut PgConnection) -> Result<Vec<Lease>, sqlx::Error> {
+/// `41.2 s`, or since when there is none.
+fn lease_left(seconds: f64) -> String {
+    if seconds < 0.0 { format!("ended {:.0} s ago", -seconds) } else { format!("{seconds:.1} s") }
+}
+
+/// The length of a lease as the nodes have it, if this runs with their settings.
+pub(super) fn length() -> Result<Duration, CliError> {
+    let text = std::env::var(LENGTH).unwrap_or_default();
+    if text.trim().is_empty() {
+        return Ok(USUAL_LENGTH);
+    }
+    let length = crate::config::parse_duration(text.trim());
+    length.map_err(|problem| CliError::Usage(format!("{LENGTH}={text} {problem}")))
+}
+
+async fn list(db: &mut PgConnection, length: Duration) -> Result<Vec<Lease>, DirectoryError> {
+    // In the same order as all accounts below.
+    let mut waiting = directory::waiting_accounts(db, length).await?.into_iter().peekable();
     let rows = sqlx::query(
         "select a.name, a.platform, a.enabled, a.node_id, a.lease_token, a.starts, s.session, \
          extract(epoch from nullif(a.lease_until, '-infinity') - clock_timestamp())::float8 as left_s, \
-         extract(epoch from clock_timestamp() - nullif(case when a.node_id is null then a.free_since \
+         extract(epoch from clock_timestamp() - nullif(case when a.platform = 'external' then null when a.node_id is null then a.free_since \
              else a.tenure_since end, '-infinity'))::float8 as since_s \
          from trading_accounts a left join account_status s on s.account_id = a.id \
-             and s.lease_token = a.lease_token and a.node_id is not null order by a.id",
+             and s.lease_token = a.lease_token and a.node_id is not null \
+             and a.lease_until > clock_timestamp() order by a.id",
     )
     .fetch_all(db)
     .await?;
     let lease = |row: &sqlx::postgres::PgRow| {
         let node: Option<String> = row.get("node_id");
+        let account: String = row.get("name");
+        let waiting = waiting.next_if(|waiting| waiting.account == account);
         Lease {
-            account: row.get("name"),
+            account,
             platform: row.get("platform"),
             enabled: row.get("enabled"),
             lease_left_s: node.as_ref().and_then(|_| row.get("left_s")),
@@ -118,6 +149,8 @@ async fn list(db: &mut PgConnection) -> Result<Vec<Lease>, sqlx::Error> {
             since_s: row.get("since_s"),
             starts: row.get("starts"),
             session: row.get("session"),
+            waits_until: waiting.as_ref().map(|waiting| waiting.until.clone()),
+            waiting,
         }
     };
     Ok(rows.iter().map(lease).collect())
@@ -138,7 +171,7 @@ pub fn run(args: LeaseArgs) -> Result<(), CliError> {
     block_on(async {
         let mut db = args.database.connect().await?;
         match args.verb {
-            LeaseVerb::List => print_rows(&list(&mut db).await?, args.json),
+            LeaseVerb::List => print_rows(&list(&mut db, length()?).await?, args.json),
             LeaseVerb::Release(release) => {
                 let released = self::release(&mut db, &release).await?;
                 if args.json {
@@ -194,4 +227,46 @@ async fn until(
         }
     };
     tokio::time::timeout(limit, looking).await.ok().transpose()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::directory::{NewAccount, add_account};
+
+    #[tokio::test]
+    async fn an_account_whose_owners_ended_early_is_shown_to_wait_and_an_external_one_since_nothing()
+     {
+        let server = devstack::shared_postgres().await.unwrap();
+        let url = server.create_database("lease_list").await.unwrap();
+        let mut db = crate::database::connect_migrated(&url, "test").await.unwrap();
+        for (name, platform) in [("boss", "external"), ("one", "paper"), ("two", "paper")] {
+            let (name, platform) = (name.to_owned(), platform.to_owned());
+            let connection = serde_json::json!({});
+            let new = NewAccount { name, platform, connection, enabled: true };
+            add_account(&mut db, &new).await.unwrap();
+        }
+        // The wait is at least half of 15 leases, whatever the number of the account is.
+        sqlx::raw_sql(
+            "update trading_accounts set node_id = 'node-a', starts = case name when 'one' then 9 else 1 end, \
+             lease_until = clock_timestamp() - interval '22 s' where name in ('one', 'two'); \
+             insert into account_status (account_id, lease_token, node_id, session, reported_at) \
+             select id, lease_token, 'node-a', 'copying', now() from trading_accounts where node_id = 'node-a'",
+        )
+        .execute(&mut db)
+        .await
+        .unwrap();
+        let leases = list(&mut db, USUAL_LENGTH).await.unwrap();
+        let [boss, one, two] = &leases[..] else { panic!("{leases:?}") };
+        assert_eq!(boss.since_s, None);
+        let cells = one.cells();
+        let said = cells.last().unwrap();
+        assert!(
+            said.starts_with("waits until 2") && said.ends_with("(its last 9 tenures ended early)"),
+            "{said}"
+        );
+        assert!(cells[4].starts_with("ended 2"), "{cells:?}");
+        assert!(one.waits_until.is_some());
+        assert_eq!((two.cells().last().unwrap().as_str(), &two.waits_until), ("-", &None));
+    }
 }

@@ -1,9 +1,10 @@
 //! `lockstep status`: who owns what right now, and what was copied lately.
 
+use super::lease;
 use super::table::{or_dash, render};
 use super::watch::watch;
 use super::{CliError, DatabaseArg, block_on, out};
-use crate::directory;
+use crate::directory::{self, DirectoryError, Mode, Waiting};
 use crate::uptime::store::{DegradedTime, NodeUptime, read_last_day};
 use clap::Args;
 use serde::Serialize;
@@ -25,7 +26,15 @@ pub struct StatusArgs {
 /// Everything `lockstep status` says.
 #[derive(Debug, Serialize)]
 pub struct Status {
-    /// Nodes that own accounts.
+    /// What is allowed on every link there is: the kill switch.
+    pub fleet_mode: Mode,
+    /// Links that would be allowed more without it.
+    pub fleet_holds: i64,
+    /// Links by what comes of all modes that concern them.
+    pub links: LinkCounts,
+    /// Accounts and links that are paused by themselves, or only close.
+    pub held: Vec<Held>,
+    /// Nodes that are alive, or were in the last hour, or have accounts.
     pub nodes: Vec<NodeStatus>,
     /// Accounts by how they stand.
     pub accounts: AccountCounts,
@@ -33,12 +42,36 @@ pub struct Status {
     pub uptime: Vec<NodeUptime>,
     /// Owned accounts whose session does not work, and why.
     pub sessions_down: Vec<SessionDown>,
+    /// Accounts that ended several owners in a row, and are left alone for a while.
+    pub waiting: Vec<Waiting>,
     /// Links whose follower's broker does not keep our tags: nothing is opened late on them.
     pub untaggable: Vec<Untaggable>,
     /// Copies of the last 24 hours.
     pub copies: CopyCounts,
     /// Why copies of the last 24 hours were skipped or failed, most frequent first.
     pub reasons: Vec<ReasonCount>,
+}
+
+/// Links by their effective mode.
+#[derive(Debug, Default, PartialEq, Eq, Serialize)]
+pub struct LinkCounts {
+    /// They open, change and close.
+    pub copy: i64,
+    /// They open nothing; those that are switched off are among them.
+    pub close_only: i64,
+    /// No order is sent for them.
+    pub paused: i64,
+}
+
+/// An account or a link with a mode of its own that is not `copy`.
+#[derive(Debug, Serialize)]
+pub struct Held {
+    /// `account NAME`, or `link N` with its accounts.
+    pub what: String,
+    /// Its own mode.
+    pub mode: Mode,
+    /// Links that it concerns.
+    pub links: i64,
 }
 
 /// An owned account whose session at the broker neither copies nor leads.
@@ -86,10 +119,16 @@ const LISTED_MAX: i64 = 20;
 pub struct NodeStatus {
     /// The node process.
     pub node: String,
-    /// Accounts it owns.
+    /// It says that it is there.
+    pub alive: bool,
+    /// Since when it does not, where it is known.
+    pub gone_since: Option<String>,
+    /// Accounts it owns, or that nobody has taken over yet.
     pub accounts: i64,
+    /// How many it may own; 0 while it lets go of all.
+    pub capacity: Option<i32>,
     /// Shortest time until one of its leases ends, by the database's clock; below 0 when it has ended.
-    pub lease_left_s: f64,
+    pub lease_left_s: Option<f64>,
     /// Copies that are open on its accounts.
     pub copies_open: i64,
 }
@@ -103,6 +142,8 @@ pub struct AccountCounts {
     pub owned: i64,
     /// Switched on, for a platform of nodes, and not owned.
     pub unowned: i64,
+    /// Switched on, masters whose publisher is no node: nobody is to own them.
+    pub external: i64,
     /// Switched off.
     pub disabled: i64,
 }
@@ -123,29 +164,28 @@ pub struct CopyCounts {
 }
 
 /// Reads the status from the database.
-pub async fn read(db: &mut PgConnection) -> Result<Status, sqlx::Error> {
-    let nodes = sqlx::query(
-        "select a.node_id, count(*) as accounts, \
-         extract(epoch from min(a.lease_until) - clock_timestamp())::float8 as left_s, \
-         coalesce(sum((select count(*) from pairs p where p.follower_id = a.id \
-           and p.state in ('sending', 'open', 'closing'))), 0)::bigint as copies_open \
-         from trading_accounts a where a.node_id is not null group by a.node_id order by a.node_id",
-    )
-    .fetch_all(&mut *db)
-    .await?
-    .iter()
-    .map(|row| NodeStatus {
-        node: row.get("node_id"),
-        accounts: row.get("accounts"),
-        lease_left_s: row.get("left_s"),
-        copies_open: row.get("copies_open"),
-    })
-    .collect();
+pub async fn read(db: &mut PgConnection) -> Result<Status, CliError> {
+    let fleet_mode = directory::fleet_mode(db).await?;
+    let mut links = LinkCounts::default();
+    let mut fleet_holds = 0;
+    for of_mode in directory::links_by_mode(db).await? {
+        match of_mode.effective {
+            Mode::Copy => links.copy += of_mode.links,
+            Mode::CloseOnly => links.close_only += of_mode.links,
+            Mode::Paused => links.paused += of_mode.links,
+        }
+        if of_mode.without_fleet < of_mode.effective {
+            fleet_holds += of_mode.links;
+        }
+    }
+    let held = held(db).await?;
+    let nodes = nodes(db).await?;
     let row = sqlx::query(
         "select count(*) filter (where enabled) as enabled, \
          count(*) filter (where enabled and node_id is not null and lease_until > clock_timestamp()) as owned, \
          count(*) filter (where enabled and platform <> 'external' \
            and (node_id is null or lease_until <= clock_timestamp())) as unowned, \
+         count(*) filter (where enabled and platform = 'external') as external, \
          count(*) filter (where not enabled) as disabled from trading_accounts",
     )
     .fetch_one(&mut *db)
@@ -154,6 +194,7 @@ pub async fn read(db: &mut PgConnection) -> Result<Status, sqlx::Error> {
         enabled: row.get("enabled"),
         owned: row.get("owned"),
         unowned: row.get("unowned"),
+        external: row.get("external"),
         disabled: row.get("disabled"),
     };
     let row = sqlx::query(
@@ -175,9 +216,72 @@ pub async fn read(db: &mut PgConnection) -> Result<Status, sqlx::Error> {
     };
     let uptime = read_last_day(db).await?;
     let sessions_down = sessions_down(db).await?;
+    let waiting = directory::waiting_accounts(db, lease::length()?).await?;
     let untaggable = untaggable(db).await?;
     let reasons = reasons(db).await?;
-    Ok(Status { nodes, accounts, uptime, sessions_down, untaggable, copies, reasons })
+    Ok(Status {
+        fleet_mode,
+        fleet_holds,
+        links,
+        held,
+        nodes,
+        accounts,
+        uptime,
+        sessions_down,
+        waiting,
+        untaggable,
+        copies,
+        reasons,
+    })
+}
+
+async fn nodes(db: &mut PgConnection) -> Result<Vec<NodeStatus>, sqlx::Error> {
+    // A node's own word of what it owns is a lease cycle old; the accounts are not.
+    let rows = sqlx::query(
+        "with owners as (select a.node_id, count(*) as accounts, min(a.lease_until) as lease_until, \
+           coalesce(sum((select count(*) from pairs p where p.follower_id = a.id \
+             and p.state in ('sending', 'open', 'closing'))), 0)::bigint as copies_open \
+           from trading_accounts a where a.node_id is not null group by a.node_id) \
+         select node_id, coalesce(n.alive_until > clock_timestamp(), false) as alive, \
+           case when n.alive_until <= clock_timestamp() then n.alive_until end as gone_since, \
+           coalesce(o.accounts, 0) as accounts, n.capacity, coalesce(o.copies_open, 0) as copies_open, \
+           extract(epoch from o.lease_until - clock_timestamp())::float8 as left_s \
+         from lease_nodes n full join owners o using (node_id) \
+         order by coalesce(n.alive_until > clock_timestamp(), false) desc, node_id",
+    )
+    .fetch_all(db)
+    .await?;
+    let node = |row: &sqlx::postgres::PgRow| NodeStatus {
+        node: row.get("node_id"),
+        alive: row.get("alive"),
+        gone_since: row.get::<Option<_>, _>("gone_since").map(directory::rfc3339),
+        accounts: row.get("accounts"),
+        capacity: row.get("capacity"),
+        lease_left_s: row.get("left_s"),
+        copies_open: row.get("copies_open"),
+    };
+    Ok(rows.iter().map(node).collect())
+}
+
+async fn held(db: &mut PgConnection) -> Result<Vec<Held>, DirectoryError> {
+    let rows = sqlx::query(
+        "(select 'account ' || a.name as what, a.mode::text as mode, \
+           (select count(*) from copy_links l where l.deleted_at is null \
+             and a.id in (l.master_id, l.follower_id)) as links, 0 as part, a.id as id \
+         from trading_accounts a where a.mode <> 'copy' order by a.id limit $1) \
+         union all \
+         (select format('link %s, %s to %s', l.id, m.name, f.name), l.mode::text, 1, 1, l.id from copy_links l \
+         join trading_accounts m on m.id = l.master_id join trading_accounts f on f.id = l.follower_id \
+         where l.deleted_at is null and l.mode <> 'copy' order by l.id limit $1) order by part, id limit $1",
+    )
+    .bind(LISTED_MAX)
+    .fetch_all(db)
+    .await?;
+    let is_held = |row: &sqlx::postgres::PgRow| {
+        let mode = directory::mode(row, "trading_accounts or copy_links", row.get("id"), "mode")?;
+        Ok(Held { what: row.get("what"), mode, links: row.get("links") })
+    };
+    rows.iter().map(is_held).collect()
 }
 
 async fn untaggable(db: &mut PgConnection) -> Result<Vec<Untaggable>, sqlx::Error> {
@@ -202,7 +306,8 @@ async fn sessions_down(db: &mut PgConnection) -> Result<Vec<SessionDown>, sqlx::
         "select a.name, coalesce(s.session, 'silent') as session, s.detail \
          from trading_accounts a \
          left join account_status s on s.account_id = a.id and s.lease_token = a.lease_token \
-         where a.node_id is not null and coalesce(s.session, 'silent') not in ('copying', 'leading', 'paused') \
+         where a.node_id is not null and a.lease_until > clock_timestamp() \
+           and coalesce(s.session, 'silent') not in ('copying', 'leading', 'paused') \
          order by a.id limit $1",
     )
     .bind(LISTED_MAX)
@@ -250,6 +355,11 @@ pub fn run(args: StatusArgs) -> Result<(), CliError> {
 /// What does not work, and why things were not copied; nothing if there is nothing.
 fn details(status: &Status) -> String {
     let mut text = String::new();
+    if !status.held.is_empty() {
+        let rows = status.held.iter();
+        let rows = rows.map(|h| vec![h.what.clone(), h.mode.to_string(), h.links.to_string()]);
+        text += &format!("\n{}\n", render(&["paused by itself", "mode", "links"], rows));
+    }
     if !status.uptime.is_empty() {
         let rows = status.uptime.iter().map(uptime_row);
         let head = ["node, last 24 h", "ok", "degraded", "missing", "latest degraded (UTC)"];
@@ -260,6 +370,11 @@ fn details(status: &Status) -> String {
         let rows =
             rows.map(|s| vec![s.account.clone(), s.session.clone(), or_dash(s.detail.clone())]);
         text += &format!("\n{}\n", render(&["session not open", "state", "why"], rows));
+    }
+    if !status.waiting.is_empty() {
+        let listed = status.waiting.iter().take(LISTED_MAX as usize);
+        let rows = listed.map(|waiting| vec![waiting.account.clone(), waiting.to_string()]);
+        text += &format!("\n{}\n", render(&["nobody takes it over yet", "why"], rows));
     }
     if !status.untaggable.is_empty() {
         let rows = status.untaggable.iter();
@@ -273,6 +388,29 @@ fn details(status: &Status) -> String {
         text += &format!("\n{}\n", render(&["times", "action", "outcome", "why"], rows));
     }
     text
+}
+
+/// A node's line; how long its leases still last is said while it can renew them.
+fn node_row(node: &NodeStatus) -> Vec<String> {
+    let state = match (node.alive, node.capacity, &node.gone_since) {
+        (true, Some(0), _) => "lets go".to_owned(),
+        (true, ..) => "alive".to_owned(),
+        (false, _, Some(since)) => format!("gone since {} UTC", seconds_of(since)),
+        (false, _, None) => "gone".to_owned(),
+    };
+    vec![
+        node.node.clone(),
+        state,
+        node.accounts.to_string(),
+        or_dash(node.capacity),
+        or_dash(node.lease_left_s.filter(|_| node.alive).map(|left| format!("{left:.1} s"))),
+        node.copies_open.to_string(),
+    ]
+}
+
+/// `2026-11-30 09:12:05` of a time in words for programs.
+fn seconds_of(time: &str) -> String {
+    time.get(..19).unwrap_or(time).replace('T', " ")
 }
 
 /// A node's minutes: share that was ok, numbers of the others, and when it was last degraded.
@@ -294,28 +432,47 @@ fn degraded_text(time: &DegradedTime) -> String {
     format!("{began}, {} min: {}", time.minutes, time.reasons.join(", "))
 }
 
+/// What the kill switch does, with a line's end; nothing while it does nothing.
+fn fleet_line(status: &Status) -> String {
+    if status.fleet_mode == Mode::Copy {
+        return String::new();
+    }
+    let links = &status.links;
+    format!(
+        "fleet: {}, which stops {} of {} links (`lockstep resume --all` ends it)\n\n",
+        status.fleet_mode,
+        status.fleet_holds,
+        links.copy + links.close_only + links.paused
+    )
+}
+
+/// The links by what comes of all modes; nothing where all copy.
+fn links_line(links: &LinkCounts) -> String {
+    if links.close_only + links.paused == 0 {
+        return String::new();
+    }
+    let LinkCounts { copy, close_only, paused } = links;
+    format!("links: {copy} copy, {close_only} close only or are off, {paused} paused\n")
+}
+
 /// The status as a person reads it.
 pub fn as_text(status: &Status) -> String {
     let nodes = render(
-        &["node", "accounts", "lease left", "open copies"],
-        status.nodes.iter().map(|n| {
-            vec![
-                n.node.clone(),
-                n.accounts.to_string(),
-                format!("{:.1} s", n.lease_left_s),
-                n.copies_open.to_string(),
-            ]
-        }),
+        &["node", "state", "owned", "of", "lease left", "open copies"],
+        status.nodes.iter().map(node_row),
     );
     let a = &status.accounts;
     let c = &status.copies;
     format!(
-        "{nodes}\n\naccounts: {} enabled, {} owned, {} unowned, {} disabled\n\
+        "{}{nodes}\n\naccounts: {} enabled ({} owned, {} unowned, {} external), {} disabled\n{}\
          last 24 h: {} orders done, {} skipped, {} failed; own time p50 {} us, p95 {} us",
+        fleet_line(status),
         a.enabled,
         a.owned,
         a.unowned,
+        a.external,
         a.disabled,
+        links_line(&status.links),
         c.done,
         c.skipped,
         c.failed,
@@ -327,6 +484,131 @@ pub fn as_text(status: &Status) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::directory::{NewAccount, NewLink, add_account, add_link, enable_link};
+    use reconcile::Sizing;
+    use rust_decimal::Decimal;
+    use schemas::LinkId;
+
+    /// A database with accounts of these names, and a link from the first to each of the others.
+    async fn linked(names: &[&str]) -> (PgConnection, Vec<LinkId>) {
+        let server = devstack::shared_postgres().await.unwrap();
+        let url = server.create_database("status").await.unwrap();
+        let mut db = crate::database::connect_migrated(&url, "test").await.unwrap();
+        let (mut accounts, mut links) = (Vec::new(), Vec::new());
+        for (place, name) in names.iter().enumerate() {
+            let new = NewAccount {
+                name: (*name).into(),
+                platform: if place == 0 { "external" } else { "paper" }.into(),
+                connection: serde_json::json!({}),
+                enabled: true,
+            };
+            accounts.push(add_account(&mut db, &new).await.unwrap());
+        }
+        for follower in &accounts[1..] {
+            let plain = NewLink::plain(accounts[0], *follower, Sizing::Multiplier(Decimal::ONE));
+            links.push(add_link(&mut db, &plain).await.unwrap());
+        }
+        (db, links)
+    }
+
+    #[tokio::test]
+    async fn the_kill_switch_is_the_first_line_and_says_how_many_links_it_stops() {
+        let (mut db, links) = linked(&["boss", "one", "two", "three"]).await;
+        enable_link(&mut db, links[0], false).await.unwrap();
+        directory::set_link_mode(&mut db, links[1], Mode::Paused).await.unwrap();
+        let before = read(&mut db).await.unwrap();
+        assert!(!as_text(&before).contains("fleet:"), "{}", as_text(&before));
+        directory::set_fleet_mode(&mut db, Mode::CloseOnly).await.unwrap();
+        let closing = read(&mut db).await.unwrap();
+        let text = as_text(&closing);
+        assert!(text.starts_with("fleet: close_only, which stops 1 of 3 links"), "{text}");
+        directory::set_fleet_mode(&mut db, Mode::Paused).await.unwrap();
+        let paused = read(&mut db).await.unwrap();
+        let text = as_text(&paused);
+        assert!(text.starts_with("fleet: paused, which stops 2 of 3 links"), "{text}");
+        assert_eq!(paused.links, LinkCounts { copy: 0, close_only: 0, paused: 3 });
+        assert_eq!(serde_json::to_value(&paused).unwrap()["fleet_mode"], "paused");
+    }
+
+    #[tokio::test]
+    async fn a_node_without_accounts_is_listed_and_a_dead_one_with_when_it_went() {
+        let (mut db, _) = linked(&["boss", "one", "two"]).await;
+        sqlx::raw_sql(
+            "insert into lease_nodes (node_id, platforms, capacity, owned, alive_until) values \
+             ('node-a', '{paper}', 300, 0, clock_timestamp() + interval '60 s'), \
+             ('node-b', '{paper}', 200, 1, '2026-01-02 03:04:05Z'); \
+             update trading_accounts set node_id = 'node-b', lease_until = '2026-01-02 03:04:05Z' \
+             where name = 'one'; \
+             update trading_accounts set node_id = 'node-c', lease_until = '2026-01-02 03:04:05Z' \
+             where name = 'two'",
+        )
+        .execute(&mut db)
+        .await
+        .unwrap();
+        let status = read(&mut db).await.unwrap();
+        let rows: Vec<_> = status.nodes.iter().map(node_row).collect();
+        assert_eq!(
+            rows,
+            [
+                ["node-a", "alive", "0", "300", "-", "0"],
+                ["node-b", "gone since 2026-01-02 03:04:05 UTC", "1", "200", "-", "0"],
+                ["node-c", "gone", "1", "-", "-", "0"],
+            ]
+        );
+    }
+
+    #[tokio::test]
+    async fn the_accounts_that_are_on_are_owned_or_unowned_or_external() {
+        let (mut db, _) = linked(&["boss", "one", "two"]).await;
+        let status = read(&mut db).await.unwrap();
+        let text = as_text(&status);
+        assert!(text.contains("3 enabled (0 owned, 2 unowned, 1 external), 0 disabled"), "{text}");
+    }
+
+    #[tokio::test]
+    async fn an_account_whose_lease_ran_out_has_no_session_and_is_said_to_wait() {
+        let (mut db, _) = linked(&["boss", "one"]).await;
+        let owned_until = |time: &str| {
+            format!(
+                "update trading_accounts set node_id = 'node-a', starts = 9, \
+                 lease_until = clock_timestamp() {time} where name = 'one'"
+            )
+        };
+        sqlx::query(sqlx::AssertSqlSafe(owned_until("+ interval '60 s'")))
+            .execute(&mut db)
+            .await
+            .unwrap();
+        let owned = read(&mut db).await.unwrap();
+        assert_eq!((owned.sessions_down.len(), owned.waiting.len()), (1, 0));
+        sqlx::query(sqlx::AssertSqlSafe(owned_until("- interval '22 s'")))
+            .execute(&mut db)
+            .await
+            .unwrap();
+        let left = read(&mut db).await.unwrap();
+        assert_eq!((left.sessions_down.len(), left.waiting.len()), (0, 1));
+        assert!(details(&left).contains("(its last 9 tenures ended early)"), "{}", details(&left));
+    }
+
+    #[tokio::test]
+    async fn what_is_paused_by_itself_is_listed_with_the_links_it_concerns() {
+        let (mut db, links) = linked(&["boss", "one", "two"]).await;
+        let fine = read(&mut db).await.unwrap();
+        assert!(!as_text(&fine).contains("paused") && !details(&fine).contains("PAUSED"));
+        let boss = directory::account_id(&mut db, "boss").await.unwrap();
+        directory::set_account_mode(&mut db, boss, Mode::CloseOnly).await.unwrap();
+        directory::set_link_mode(&mut db, links[1], Mode::Paused).await.unwrap();
+        let status = read(&mut db).await.unwrap();
+        let held: Vec<_> = status.held.iter().map(|h| (&*h.what, h.mode, h.links)).collect();
+        let link = format!("link {}, boss to two", links[1]);
+        assert_eq!(held, [("account boss", Mode::CloseOnly, 2), (&*link, Mode::Paused, 1)]);
+        assert!(as_text(&status).contains("links: 0 copy, 1 close only or are off, 1 paused"));
+        assert!(details(&status).contains("PAUSED BY ITSELF"), "{}", details(&status));
+        let accounts = directory::list_accounts(&mut db).await.unwrap();
+        assert_eq!(accounts[0].effective_mode, Mode::CloseOnly);
+        directory::set_fleet_mode(&mut db, Mode::Paused).await.unwrap();
+        let accounts = directory::list_accounts(&mut db).await.unwrap();
+        assert_eq!((accounts[0].mode, accounts[0].effective_mode), (Mode::CloseOnly, Mode::Paused));
+    }
 
     #[test]
     fn a_nodes_line_says_how_much_was_ok_what_is_unknown_and_when_it_was_degraded() {
