@@ -509,7 +509,7 @@ BUS = {
             panel(
                 "Links that are held",
                 "Links that are switched on and paused, or only close, because somebody said so: of the link, an account or the whole fleet.",
-                "`lockstep status` says of what it was said; `lockstep resume --all` ends the kill switch, `lockstep resume LINK|ACCOUNT` the rest.",
+                "`lockstep status` says of what it was said; `lockstep resume --all` ends the kill switch, `lockstep resume` with a link or an account the rest.",
                 [
                     ("sum(lockstep_links_paused{NODE})", "paused"),
                     ("sum(lockstep_links_close_only{NODE})", "close only"),
