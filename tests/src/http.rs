@@ -3,7 +3,7 @@
 use crate::world::{SOON, until};
 use std::collections::BTreeMap;
 use tokio::io::{AsyncBufReadExt, AsyncReadExt, AsyncWriteExt, BufReader};
-use tokio::net::{TcpListener, TcpStream};
+use tokio::net::TcpStream;
 
 /// Where a node's API is, and what is shown to it.
 #[derive(Debug, Clone)]
@@ -49,8 +49,7 @@ impl Answer {
 impl Client {
     /// A free address, for `LOCKSTEP_API_LISTEN`.
     pub async fn free() -> Client {
-        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
-        Client { address: listener.local_addr().unwrap().to_string(), token: None }
+        Client { address: devstack::free_address().unwrap().to_string(), token: None }
     }
 
     /// The address.

@@ -2,7 +2,7 @@
 
 use crate::world::SOON;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
-use tokio::net::{TcpListener, TcpStream};
+use tokio::net::TcpStream;
 
 /// Where a node shows its metrics.
 #[derive(Debug, Clone)]
@@ -13,8 +13,7 @@ pub struct MetricsPage {
 impl MetricsPage {
     /// A free address, for `LOCKSTEP_METRICS_LISTEN`.
     pub async fn free() -> MetricsPage {
-        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
-        MetricsPage { address: listener.local_addr().unwrap().to_string() }
+        MetricsPage { address: devstack::free_address().unwrap().to_string() }
     }
 
     /// The address.
