@@ -217,6 +217,25 @@ async fn transaction_older_than_a_second_is_refused_and_rolled_back() {
 }
 
 #[tokio::test]
+async fn renewal_that_the_table_swallows_is_not_taken_as_confirmed() {
+    let world = PostgresWorld::new().await;
+    world.fill(2).await;
+    let mut store = world.store();
+    let claimed = store.cycle(&claiming("a", 2)).await.unwrap().claimed;
+    let tenures: Vec<TenureKey> = claimed.iter().map(|row| row.tenure).collect();
+    world
+        .run(
+            "create function swallow() returns trigger language plpgsql as
+                $$ begin if new.id = 1 then return null; end if; return new; end $$;
+            create trigger swallow before update on trading_accounts
+                for each row execute function swallow()",
+        )
+        .await;
+    let refused = store.cycle(&renewing("a", &tenures)).await;
+    assert!(matches!(refused, Err(LeaseError::RenewedOthers { rows: 1, owned: 2 })), "{refused:?}");
+}
+
+#[tokio::test]
 async fn cycle_that_timed_out_leaves_no_transaction_behind_and_the_next_one_counts() {
     let world = PostgresWorld::new().await;
     world.fill(3).await;
