@@ -344,12 +344,15 @@ impl<'a> World<'a> {
             if !self.copies(ticket).is_empty() {
                 continue;
             }
-            // Where no copy carries a tag, a likeness proves nothing: rows alone count (H53).
+            let Some(shape) = self.shape_of(ticket) else { continue };
+            // Where no copy carries a tag, a likeness proves nothing: rows alone count (H53). It may
+            // all the same be the copy of a trade whose row was lost.
             let needs_row = self.parts.rules.mode == LinkMode::CopyUntagged;
             if needs_row && self.parts.pairs.main(ticket).is_none() {
+                let may_be = self.untagged().filter(|item| shape.may_be(item));
+                rivals.extend(may_be.map(|item| item.copy.ticket));
                 continue;
             }
-            let Some(shape) = self.shape_of(ticket) else { continue };
             let mut same = Vec::new();
             for item in self.untagged().filter(|item| shape.may_be(item)) {
                 if shape.matches(item) {

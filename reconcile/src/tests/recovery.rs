@@ -5,7 +5,9 @@ use crate::action::{
     StrayReason, WaitReason,
 };
 use crate::fixture::*;
+use crate::input::LinkMode;
 use crate::pair::{Pair, PairState, Pairs};
+use schemas::MasterPosition;
 use std::time::Duration;
 
 fn waits(scene: &Scene, ticket: u64) -> Option<WaitReason> {
@@ -498,6 +500,27 @@ fn untagged_copy_of_an_unanswered_order_is_found_by_its_time_when_the_master_is_
     // Two that fit: neither is taken.
     blank.ticket = ft(56);
     assert_eq!(found.follower_has(blank).steps(101), []);
+}
+
+// H53, found by the simulation: a former owner could not write its rows. One of them would have said
+// that the order in flight was answered and its copy closed, another whose copy this is.
+#[test]
+fn untagged_copy_that_may_be_of_a_trade_without_a_row_is_no_other_orders() {
+    let mut blank = copy_position(55, 102);
+    blank.comment = String::new();
+    blank.opened_at = seconds_ago(4);
+    let mut scene = Scene::new();
+    scene.rules.mode = LinkMode::CopyUntagged;
+    let scene = scene.clone().pair(scene.sending_pair(101, 5)).follower_has(blank);
+    assert!(matches!(
+        scene.steps(101)[..],
+        [CopyStep::AdoptCopy { found_by: FoundBy::UniqueMatch, .. }, ..]
+    ));
+    let opened = MasterPosition { opened_at: seconds_ago(5), ..master_position(102) };
+    let scene = scene.master_has(opened);
+    assert_eq!(scene.steps(101), []);
+    assert_eq!(scene.steps(102), []);
+    assert_eq!(stray(&scene, 55), Some(StrayReason::MagicOnly));
 }
 
 // B39: planned over the union, not over one list.
