@@ -39,7 +39,7 @@ use schemas::{AccountId, IdError, Micros, NodeId, Token};
 use sqlx::postgres::types::PgInterval;
 use sqlx::postgres::{PgConnectOptions, PgConnection};
 use sqlx::{ConnectOptions, Connection, Row as _};
-use std::collections::HashSet;
+use std::collections::BTreeSet;
 use std::future::Future;
 use std::time::Duration;
 use time::OffsetDateTime;
@@ -423,7 +423,7 @@ impl Renewal {
             Renewal::Some(accounts) => return Ok(accounts),
             Renewal::All(rows) => rows,
         };
-        let asked: HashSet<TenureKey> = request.renew.iter().copied().collect();
+        let asked: BTreeSet<TenureKey> = request.renew.iter().copied().collect();
         let is_asked = |row: &&OwnedRow| asked.contains(&row.tenure);
         let renewed: Vec<AccountId> =
             owned.iter().filter(is_asked).map(|row| row.tenure.account).collect();
