@@ -64,6 +64,11 @@ fn begin(w: &mut World, place: usize, scheduled: &Scheduled) {
             set_mode(w, id, LinkMode::CloseOnly);
             w.after(scheduled.lasts, None, move |w| set_mode(w, id, LinkMode::Copy));
         }
+        Fault::LinkPaused { link } => {
+            let Some(id) = w.links.keys().nth(link).copied() else { return };
+            set_paused(w, id, true);
+            w.after(scheduled.lasts, None, move |w| set_paused(w, id, false));
+        }
         Fault::AccountOff { account: id } => {
             set_enabled(w, id, false);
             w.after(scheduled.lasts, None, move |w| set_enabled(w, id, true));
@@ -93,7 +98,22 @@ fn set_mode(w: &mut World, id: LinkId, mode: LinkMode) {
     let Some(facts) = w.links.get_mut(&id) else { return };
     facts.rules.mode = mode;
     facts.was_restricted = true;
-    let follower = facts.rules.follower;
+    tell_rules(w, id);
+}
+
+/// What its master opens meanwhile is copied late afterwards, or it is said why not.
+fn set_paused(w: &mut World, id: LinkId, paused: bool) {
+    let Some(facts) = w.links.get_mut(&id) else { return };
+    facts.rules.paused = paused;
+    if !paused {
+        crate::oracle::pause_ended(w, id);
+    }
+    tell_rules(w, id);
+}
+
+/// Each node hears of it in its own time.
+fn tell_rules(w: &mut World, id: LinkId) {
+    let follower = w.links[&id].rules.follower;
     for node in 0..w.machines.len() {
         if let Some(who) = w.who(node) {
             let wait = w.rng.range(1_000, SECOND);
@@ -128,6 +148,9 @@ pub(crate) fn heal(w: &mut World) {
     for link in links {
         if w.links[&link].rules.mode == LinkMode::CloseOnly {
             set_mode(w, link, LinkMode::Copy);
+        }
+        if w.links[&link].rules.paused {
+            set_paused(w, link, false);
         }
     }
     w.note(|| "everything heals".into());

@@ -291,6 +291,9 @@ pub(crate) fn order_decided(w: &mut World, order: &mut Order) {
     if opens(&order.request) {
         open_decided(w, order);
     }
+    if crate::session::is_told_paused(w, order.who, order.account, order.key.link) {
+        w.violate("pause", format!("{:?} is paused, and {:?} leaves", order.key, order.request));
+    }
     match &order.request {
         OrderRequest::Close { ticket, lots: None } => close_decided(w, order.account, *ticket),
         OrderRequest::Cancel { ticket } => cancel_decided(w, order.account, *ticket, order.key),
@@ -328,6 +331,22 @@ fn open_decided(w: &mut World, order: &Order) {
 fn truth_of(w: &World, link: LinkId) -> Option<&Book> {
     let master = w.links.get(&link)?.rules.master;
     w.oracle.truth.get(&master)
+}
+
+/// Whether a pause held anything back.
+pub(crate) fn pause_ended(w: &mut World, link: LinkId) {
+    let id = w.links[&link].rules.follower;
+    let truth = truth_of(w, link).cloned().unwrap_or_default();
+    let book = w.brokers.engine.book(w.broker_now(), id).expect("declared");
+    let key = |ticket| w.oracle.copies.get(&(id, ticket)).filter(|key| key.link == link);
+    let held: BTreeSet<MasterTicket> =
+        book.positions.iter().filter_map(|p| key(p.ticket)).map(|key| key.ticket).collect();
+    if truth.positions.keys().any(|ticket| !held.contains(ticket)) {
+        w.reach("pause_ended_over_an_open");
+    }
+    if held.iter().any(|ticket| !truth.positions.contains_key(ticket)) {
+        w.reach("pause_ended_over_an_end");
+    }
 }
 
 fn copies_held(w: &World, id: AccountId, key: TicketKey) -> usize {

@@ -192,6 +192,9 @@ pub(crate) enum Fault {
     LinkCloseOnly {
         link: usize,
     },
+    LinkPaused {
+        link: usize,
+    },
     AccountOff {
         account: u64,
     },
@@ -242,6 +245,7 @@ impl Fault {
             Fault::ClosesByHand => "closes_by_hand",
             Fault::StopsByHand => "stops_by_hand",
             Fault::LinkCloseOnly { .. } => "link_close_only",
+            Fault::LinkPaused { .. } => "link_paused",
             Fault::AccountOff { .. } => "account_off",
             Fault::BadRows { .. } => "bad_rows",
         }
@@ -427,6 +431,9 @@ impl Plan {
             },
             |r, p| (Fault::AccountOff { account: r.account(p) }, r.range(10, 90) * SECOND),
             |r, _| (Fault::BadRows { share: r.unit() * 0.5 }, r.range(5, 30) * SECOND),
+            |r, p| {
+                (Fault::LinkPaused { link: r.index(p.link_count()) }, r.log(SECOND, 120 * SECOND))
+            },
         ];
         let calm = rng.chance(0.05);
         for make in makers {

@@ -12,7 +12,7 @@ use std::time::Instant;
 
 /// What must have happened at least so often in a run of a thousand seeds, or the net
 /// has holes.
-const MUST_REACH: [(&str, u64); 16] = [
+const MUST_REACH: [(&str, u64); 18] = [
     ("takeover_with_an_order_in_flight", 5),
     ("answer_after_the_deadline", 5),
     ("adopted_by_tag", 20),
@@ -29,6 +29,8 @@ const MUST_REACH: [(&str, u64); 16] = [
     ("claims_frozen", 5),
     ("close_before_open_merged", 20),
     ("frozen_at_a_point", 20),
+    ("pause_ended_over_an_open", 20),
+    ("pause_ended_over_an_end", 20),
 ];
 
 #[derive(Default)]

@@ -71,6 +71,8 @@ pub(crate) struct Session {
     attempts: u64,
     drains: bool,
     rules_changed: bool,
+    /// Links that the follower was told are paused, for the laws.
+    paused: BTreeSet<LinkId>,
     /// What the follower was told of each master, for the laws.
     pub(crate) told: BTreeMap<AccountId, (Epoch, Seq, Book)>,
 }
@@ -153,6 +155,7 @@ pub(crate) fn begin(w: &mut World, who: Who, tenure: TenureKey, clean: bool) {
         attempts: 0,
         drains: false,
         rules_changed: false,
+        paused: BTreeSet::new(),
         told: BTreeMap::new(),
     };
     w.process(who).sessions.insert(account, session);
@@ -185,6 +188,7 @@ fn load(w: &mut World, who: Who, account: AccountId, number: u64) {
             let settle = (!session.clean).then(|| at.node.plus(SETTLE));
             let with_pairs =
                 links.iter().map(|rules| (rules.clone(), pairs_of(rules, &pairs))).collect();
+            session.paused = paused(&links);
             let follower = Follower::new(settings, with_pairs, settle, at);
             session.masters = follower.masters();
             session.follower = Some(follower);
@@ -209,6 +213,10 @@ fn rules_of(w: &World, account: AccountId) -> Vec<LinkRules> {
             rules
         })
         .collect()
+}
+
+fn paused(links: &[LinkRules]) -> BTreeSet<LinkId> {
+    links.iter().filter(|rules| rules.paused).map(|rules| rules.link).collect()
 }
 
 /// The links of a follower changed: they are read again beside the work.
@@ -800,10 +808,16 @@ fn take_rules(w: &mut World, who: Who, account: AccountId) {
         let here = same(w, who, account, number).is_some_and(|s| s.stage == Stage::Working);
         match loaded {
             Some((pairs, _)) if here => {
-                let links = rules_of(w, account)
-                    .into_iter()
-                    .map(|rules| (rules.clone(), pairs_of(&rules, &pairs)))
-                    .collect();
+                let links = rules_of(w, account);
+                let told = paused(&links);
+                let links = links.into_iter().map(|rules| {
+                    let pairs = pairs_of(&rules, &pairs);
+                    (rules, pairs)
+                });
+                let links = links.collect();
+                if let Some(session) = get(w, who, account) {
+                    session.paused = told;
+                }
                 step(w, who, account, Input::Links(links));
             }
             _ => rules_changed(w, who, account),
@@ -1129,6 +1143,13 @@ fn answer(w: &mut World, who: Who, account: AccountId) {
     for (asker, heard, number) in askers {
         crate::bus::reply(w, who, asker, heard, number, snapshot.clone());
     }
+}
+
+/// Whether the follower of this process was told that the link is paused.
+pub(crate) fn is_told_paused(w: &World, who: Who, account: AccountId, link: LinkId) -> bool {
+    let process = w.machines[who.node].process.as_ref();
+    let session = process.and_then(|process| process.sessions.get(&account));
+    session.is_some_and(|session| session.paused.contains(&link))
 }
 
 /// The links of this follower, as a session that copies them knows their masters.
