@@ -386,7 +386,7 @@ async fn slow_clients_delay_neither_a_lease_cycle_nor_a_copy() {
     // Streams that nobody reads, and every place that is left taken by half a request.
     let mut slow: Vec<TcpStream> = Vec::new();
     for _ in 0..STREAMS_MAX {
-        let mut stream = api.send("GET", "/v1/stream", &[], None).await;
+        let mut stream = api.send("GET", "/v1/stream", &[], None).await.unwrap();
         let mut status = [0_u8; 12];
         stream.read_exact(&mut status).await.unwrap();
         assert_eq!(&status, b"HTTP/1.1 200");

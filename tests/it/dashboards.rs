@@ -22,6 +22,7 @@ use bus::metrics::{Metric, MetricKind};
 use devstack::Prometheus;
 use expr::Expr;
 use fleet::Fleet;
+use lockstep_tests::http::Client;
 use serde_json::Value;
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::PathBuf;
@@ -398,7 +399,7 @@ async fn every_query_answers_at_a_prometheus_that_scrapes_two_real_nodes() {
     assert_eq!(owned.unwrap().len(), 2, "both nodes are scraped");
 
     for address in fleet.metrics_addresses() {
-        let page = prometheus::get(address, "/metrics").await.unwrap();
+        let page = Client::at(address).get("/metrics").await.body;
         assert_metrics_page(&page);
         prometheus::promtool(&["check", "metrics"], &page).await;
     }

@@ -1,11 +1,12 @@
-//! One who asks a node's API, with a token.
+//! One who asks over HTTP: a node's API with a token, its metrics page, a Prometheus.
 
 use crate::world::{SOON, until};
 use std::collections::BTreeMap;
+use std::net::SocketAddr;
 use tokio::io::{AsyncBufReadExt, AsyncReadExt, AsyncWriteExt, BufReader};
 use tokio::net::TcpStream;
 
-/// Where a node's API is, and what is shown to it.
+/// Who is asked, and what is shown to it.
 #[derive(Debug, Clone)]
 pub struct Client {
     address: String,
@@ -49,7 +50,12 @@ impl Answer {
 impl Client {
     /// A free address, for `LOCKSTEP_API_LISTEN`.
     pub async fn free() -> Client {
-        Client { address: devstack::free_address().unwrap().to_string(), token: None }
+        Client::at(devstack::free_address().unwrap())
+    }
+
+    /// Somebody who listens there.
+    pub fn at(address: SocketAddr) -> Client {
+        Client { address: address.to_string(), token: None }
     }
 
     /// The address.
@@ -92,21 +98,42 @@ impl Client {
         headers: &[(&str, &str)],
         body: Option<&str>,
     ) -> Answer {
-        let mut socket = self.send(method, path, headers, body).await;
-        let mut bytes = Vec::new();
-        let read = socket.read_to_end(&mut bytes);
-        tokio::time::timeout(SOON, read).await.expect("an answer").unwrap();
-        parse(&String::from_utf8(bytes).unwrap())
+        self.try_ask(method, path, headers, body).await.unwrap()
+    }
+
+    /// Asks somebody who may not be there.
+    ///
+    /// Errors: why there is no answer.
+    pub async fn try_ask(
+        &self,
+        method: &str,
+        path: &str,
+        headers: &[(&str, &str)],
+        body: Option<&str>,
+    ) -> Result<Answer, String> {
+        let exchange = async {
+            let mut socket = self.send(method, path, headers, body).await?;
+            let mut bytes = Vec::new();
+            socket.read_to_end(&mut bytes).await?;
+            Ok::<_, std::io::Error>(bytes)
+        };
+        let why = |error: String| format!("{method} {}{path}: {error}", self.address);
+        let bytes = tokio::time::timeout(SOON, exchange).await;
+        let bytes = bytes.map_err(|_| why(format!("no answer within {SOON:?}")))?;
+        parse(&bytes.map_err(|error| why(error.to_string()))?)
+            .ok_or_else(|| why("no HTTP".to_owned()))
     }
 
     /// Sends a request, and leaves the answer to be read.
+    ///
+    /// Errors: nobody listens.
     pub async fn send(
         &self,
         method: &str,
         path: &str,
         headers: &[(&str, &str)],
         body: Option<&str>,
-    ) -> TcpStream {
+    ) -> std::io::Result<TcpStream> {
         let mut text = format!("{method} {path} HTTP/1.1\r\nHost: {}\r\n", self.address);
         if let Some(token) = &self.token {
             text += &format!("Authorization: Bearer {token}\r\n");
@@ -119,15 +146,15 @@ impl Client {
             text += &format!("Content-Length: {}\r\n", body.len());
         }
         text += &format!("Connection: close\r\n\r\n{body}");
-        let mut socket = TcpStream::connect(&self.address).await.unwrap();
+        let mut socket = TcpStream::connect(&self.address).await?;
         // One that is refused for its size is answered before all of it is taken.
         let _refused = socket.write_all(text.as_bytes()).await;
-        socket
+        Ok(socket)
     }
 
     /// Follows the stream of events.
     pub async fn follow(&self, path: &str, headers: &[(&str, &str)]) -> Events {
-        Events { lines: BufReader::new(self.send("GET", path, headers, None).await) }
+        Events { lines: BufReader::new(self.send("GET", path, headers, None).await.unwrap()) }
     }
 }
 
@@ -171,25 +198,34 @@ impl Events {
     }
 }
 
-fn parse(text: &str) -> Answer {
-    let (head, body) = text.split_once("\r\n\r\n").unwrap_or_else(|| panic!("no answer: {text:?}"));
-    let mut lines = head.lines();
-    let status = lines.next().and_then(|line| line.split(' ').nth(1)).unwrap().parse().unwrap();
+fn parse(bytes: &[u8]) -> Option<Answer> {
+    let (head, body) = split_at(bytes, b"\r\n\r\n")?;
+    let mut lines = str::from_utf8(head).ok()?.lines();
+    let status = lines.next()?.split(' ').nth(1)?.parse().ok()?;
     let headers: BTreeMap<String, String> = lines
         .filter_map(|line| line.split_once(": "))
         .map(|(name, value)| (name.to_ascii_lowercase(), value.to_owned()))
         .collect();
     let is_chunked = headers.get("transfer-encoding").is_some_and(|how| how == "chunked");
-    let body = if is_chunked { whole(body) } else { body.to_owned() };
-    Answer { status, headers, body }
+    let body = if is_chunked { joined(body)? } else { body.to_owned() };
+    Some(Answer { status, headers, body: String::from_utf8(body).ok()? })
 }
 
-fn whole(mut chunks: &str) -> String {
-    let mut body = String::new();
-    while let Some((size, rest)) = chunks.split_once("\r\n") {
-        let size = usize::from_str_radix(size, 16).unwrap();
-        body += &rest[..size];
-        chunks = rest[size..].trim_start_matches("\r\n");
+/// Chunks, up to the empty one: one that was cut off is no answer.
+fn joined(mut chunks: &[u8]) -> Option<Vec<u8>> {
+    let mut body = Vec::new();
+    loop {
+        let (size, rest) = split_at(chunks, b"\r\n")?;
+        let size = usize::from_str_radix(str::from_utf8(size).ok()?, 16).ok()?;
+        if size == 0 {
+            return Some(body);
+        }
+        body.extend(rest.get(..size)?);
+        chunks = rest.get(size..)?.strip_prefix(b"\r\n")?;
     }
-    body
+}
+
+fn split_at<'a>(bytes: &'a [u8], mark: &[u8]) -> Option<(&'a [u8], &'a [u8])> {
+    let at = bytes.windows(mark.len()).position(|window| window == mark)?;
+    Some((&bytes[..at], &bytes[at + mark.len()..]))
 }

@@ -1,24 +1,20 @@
 //! What a node's metrics page says.
 
-use crate::world::SOON;
-use tokio::io::{AsyncReadExt, AsyncWriteExt};
-use tokio::net::TcpStream;
+use crate::http::Client;
 
 /// Where a node shows its metrics.
 #[derive(Debug, Clone)]
-pub struct MetricsPage {
-    address: String,
-}
+pub struct MetricsPage(Client);
 
 impl MetricsPage {
     /// A free address, for `LOCKSTEP_METRICS_LISTEN`.
     pub async fn free() -> MetricsPage {
-        MetricsPage { address: devstack::free_address().unwrap().to_string() }
+        MetricsPage(Client::free().await)
     }
 
     /// The address.
     pub fn address(&self) -> &str {
-        &self.address
+        self.0.address()
     }
 
     /// Sum of a metric over its labels; 0 where it has no series yet.
@@ -40,12 +36,6 @@ impl MetricsPage {
 
     /// The whole page.
     pub async fn text(&self) -> String {
-        let mut stream = TcpStream::connect(&self.address).await.unwrap();
-        let address = &self.address;
-        let ask = format!("GET /metrics HTTP/1.1\r\nHost: {address}\r\nConnection: close\r\n\r\n");
-        stream.write_all(ask.as_bytes()).await.unwrap();
-        let mut text = String::new();
-        tokio::time::timeout(SOON, stream.read_to_string(&mut text)).await.unwrap().unwrap();
-        text
+        self.0.get("/metrics").await.body
     }
 }

@@ -1,14 +1,13 @@
 //! What a real Prometheus is asked.
 
 use devstack::Prometheus;
+use lockstep_tests::http::Client;
 use serde_json::Value;
 use std::io::Write;
-use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 use std::process::Stdio;
 use std::time::Duration;
-use tokio::io::{AsyncReadExt, AsyncWriteExt};
-use tokio::net::TcpStream;
+use tokio::io::AsyncWriteExt;
 
 /// How long one answer may take.
 const ANSWER_LIMIT: Duration = Duration::from_secs(10);
@@ -47,7 +46,7 @@ pub(super) async fn series(prometheus: &Prometheus, query: &str) -> Result<Vec<V
         percent_encoded(query),
         now_s - WINDOW_S
     );
-    let body = get(prometheus.address(), &page).await?;
+    let body = Client::at(prometheus.address()).try_ask("GET", &page, &[], None).await?.body;
     let answer: Value = serde_json::from_str(&body).map_err(|e| format!("{e}: {body}"))?;
     if answer["status"] != "success" {
         return Err(body);
@@ -75,25 +74,6 @@ fn percent_encoded(text: &str) -> String {
             _ => format!("%{byte:02X}"),
         })
         .collect()
-}
-
-/// The body of a page, whatever its status.
-pub(super) async fn get(address: SocketAddr, page: &str) -> Result<String, String> {
-    let exchange = async {
-        let mut stream = TcpStream::connect(address).await?;
-        // HTTP/1.0: the answer comes in one piece and ends with the connection.
-        let request = format!("GET {page} HTTP/1.0\r\nHost: {address}\r\n\r\n");
-        stream.write_all(request.as_bytes()).await?;
-        let mut answer = String::new();
-        stream.read_to_string(&mut answer).await?;
-        Ok::<_, std::io::Error>(answer)
-    };
-    let answer = tokio::time::timeout(ANSWER_LIMIT, exchange)
-        .await
-        .map_err(|_| format!("{address}{page}: no answer within {ANSWER_LIMIT:?}"))?
-        .map_err(|error| format!("{address}{page}: {error}"))?;
-    let (_, body) = answer.split_once("\r\n\r\n").ok_or_else(|| format!("no HTTP: {answer}"))?;
-    Ok(body.to_owned())
 }
 
 /// Prometheus' own lint of a metrics page (`check metrics`) or another text, if its tool is there.
