@@ -2,7 +2,10 @@
 
 use super::world::*;
 use crate::follower::Input;
-use reconcile::{EndReason, LinkMode, LinkRules, PairState, Pairs, SkipReason};
+use crate::follower::state::Planned;
+use reconcile::{
+    CloseCause, CopyAction, CopyStep, EndReason, LinkMode, LinkRules, PairState, Pairs, SkipReason,
+};
 
 fn paused(paused: bool) -> LinkRules {
     LinkRules { paused, ..rules(LINK, MASTER) }
@@ -162,4 +165,19 @@ fn an_open_that_waits_for_room_when_its_link_only_closes_from_then_on_never_leav
     let reasons = [1, 2].map(|ticket| world.pair(ticket).unwrap().reason);
     let skipped = EndReason::Skipped(SkipReason::CloseOnly);
     assert!(reasons.contains(&Some(skipped)), "{reasons:?}");
+}
+
+// Plans, live decisions and new rules all leave it out before; this is the last line.
+#[test]
+fn an_order_that_was_decided_all_the_same_does_not_leave_for_a_paused_link() {
+    let mut world = paused_world();
+    let ticket = world.copy_ticket();
+    let close = CopyStep::CloseCopy { ticket, cause: CloseCause::MasterClosed };
+    let action = CopyAction { link: link(LINK), master_ticket: mt(1), steps: vec![close] };
+    let planned = Planned { action, plan: None, at: world.now().node };
+    world.follower.planned.insert(key(1), planned);
+    let (now, mut effects) = (world.now(), Vec::new());
+    world.follower.wake(now, key(1), None, &mut effects);
+    assert!(world.follower.planned.is_empty(), "it had its turn");
+    assert!(effects.is_empty(), "{effects:?}");
 }
