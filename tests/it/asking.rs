@@ -95,7 +95,8 @@ async fn an_account_is_handed_over_by_its_owner_when_there_is_another_one() {
     assert!(alone.stderr.contains("no other node has room"), "{alone:?}");
     assert_eq!(world.owners().await[&one].token, before);
 
-    let b = world.node("b").start();
+    let page = MetricsPage::free().await;
+    let b = world.node("b").setting("LOCKSTEP_METRICS_LISTEN", page.address()).start();
     let released = until("the account is handed over", TAKEOVER, async || {
         let released = operator(&world, &["lease", "release", "one", "--json"]).await;
         (released.code == Some(0)).then(|| released.json())
@@ -103,7 +104,8 @@ async fn an_account_is_handed_over_by_its_owner_when_there_is_another_one() {
     .await;
     assert!(a.is(released["from"].as_str().unwrap()), "{released}");
     assert!(b.is(released["to"].as_str().unwrap()), "{released}");
-    assert_eq!(released["token"], before + 1, "clean: nobody had it in between");
+    assert_eq!(released["token"], before + 1, "nobody had it in between");
+    assert_eq!(page.expired_tenures().await, 0.0, "nor did its lease run out");
     master.open_many(2, "0.50");
     let ledger = world.until_equal(SOON, |_| State::of_book(&master.book)).await;
     assert_clean(&ledger);

@@ -3,6 +3,7 @@
 use devstack::shared_postgres;
 use lockstep_tests::master::Master;
 use lockstep_tests::oracle::{Link, State, assert_clean, differences};
+use lockstep_tests::scrape::MetricsPage;
 use lockstep_tests::world::{SOON, TAKEOVER, World, run_lockstep, until, url_as};
 use paper::protocol::Style;
 use sqlx::{AssertSqlSafe, Connection, PgConnection};
@@ -79,11 +80,14 @@ async fn a_fleet_runs_with_the_node_role_alone_and_hands_over_its_accounts() {
     })
     .await;
     // The next owner gets them by a release.
-    let _b = world.node("b").database(url).start();
+    let page = MetricsPage::free().await;
+    let _b =
+        world.node("b").database(url).setting("LOCKSTEP_METRICS_LISTEN", page.address()).start();
     a.process.terminate().unwrap();
     let status = a.process.wait(TAKEOVER).await.unwrap();
     assert!(status.success(), "{status}\n{}", a.process.log_tail());
     world.until_copying().await;
+    assert_eq!(page.expired_tenures().await, 0.0, "they were released");
     master.open("0.20");
     wait_equal(&world, &links, &master).await;
     assert_clean(&world.ledger().await);
