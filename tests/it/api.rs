@@ -373,6 +373,9 @@ async fn a_close_is_refused_where_the_account_is_not_and_while_nothing_is_sure()
     let unsure = api_of_a.ask("POST", &close, &[], None).await;
     unsure.assert_problem(503, "lease");
     assert_eq!(unsure.json()["reason"], "lease_not_confirmed");
+    // Nobody is sent to a node whose lease is over.
+    let orphaned = api_of_b.ask("POST", &close, &[], None).await;
+    orphaned.assert_problem(503, "no node has");
     sqlx::raw_sql("rollback").execute(&mut db).await.unwrap();
     world.until_copying().await;
 
