@@ -106,3 +106,31 @@ fn key_file_takes_comments_and_names_the_line_that_is_wrong_and_never_shows_it()
     let shown = format!("{:?} {:?}", MasterKeys::parse(&line).unwrap(), Secret::new("hunter2"));
     assert!(!shown.contains(&line[..8]) && !shown.contains("hunter2"), "{shown}");
 }
+
+// With one nonce twice under one key, AES-GCM hides nothing and proves nothing.
+#[test]
+fn no_two_seals_share_a_nonce_and_no_two_rows_a_key() {
+    let keys = keys(&[&MasterKey::random().unwrap()]);
+    let seal = || seal(Some(&keys), holder(7, "paper"), &Secret::new("p")).unwrap();
+    let (one, two) = (seal(), seal());
+    let again = rewrap(Some(&keys), holder(7, "paper"), &one).unwrap();
+    let nonces = [&one.wrapped_key, &one.sealed, &two.wrapped_key, &two.sealed, &again.wrapped_key];
+    let nonces: std::collections::BTreeSet<&[u8]> =
+        nonces.iter().map(|whole| &whole[..NONCE_LEN]).collect();
+    assert_eq!(nonces.len(), 5);
+    let row_key = |sealed: &Sealed| unwrap_key(Some(&keys), holder(7, "paper"), sealed).unwrap();
+    assert_ne!(row_key(&one), row_key(&two));
+    assert_ne!(row_key(&one), keys.present().bytes, "who once had the master key has the password");
+    assert_eq!(row_key(&one), row_key(&again));
+}
+
+// Whatever key they are under: what was sealed as one layer does not open as the other.
+#[test]
+fn what_was_sealed_as_a_password_does_not_open_as_a_key() {
+    let key = random_key().unwrap();
+    let [as_key, as_password] =
+        [KEY_LAYER, PASSWORD_LAYER].map(|layer| holder(7, "paper").binding(layer));
+    let whole = encrypt(&key, &as_password, &[7; KEY_BYTES]).unwrap();
+    assert!(decrypt(&key, &as_password, &whole).is_ok());
+    assert_eq!(decrypt(&key, &as_key, &whole), Err(CredentialError::NotOurs));
+}

@@ -34,8 +34,17 @@ async fn linked() -> Linked {
 }
 
 impl Linked {
+    /// What is allowed on the link: as lists show it, which is what its session goes by.
     async fn effective(&mut self) -> Mode {
-        list_links(&mut self.db).await.unwrap()[0].effective_mode
+        let shown = list_links(&mut self.db).await.unwrap()[0].effective_mode;
+        let rules = load_links(&mut self.db, self.follower).await.unwrap().remove(0);
+        let followed = match (rules.paused, rules.mode) {
+            (true, _) => Mode::Paused,
+            (false, LinkMode::CloseOnly) => Mode::CloseOnly,
+            (false, LinkMode::Copy | LinkMode::CopyUntagged) => Mode::Copy,
+        };
+        assert_eq!(followed, shown);
+        shown
     }
 }
 
@@ -76,6 +85,33 @@ async fn a_link_that_is_switched_off_counts_as_close_only_and_may_be_paused() {
     assert_eq!(w.effective().await, Mode::CloseOnly);
     set_link_mode(&mut w.db, w.link, Mode::Paused).await.unwrap();
     assert_eq!(w.effective().await, Mode::Paused);
+}
+
+#[tokio::test]
+async fn a_link_that_is_deleted_only_closes() {
+    let mut w = linked().await;
+    sqlx::query("update copy_links set deleted_at = now()").execute(&mut w.db).await.unwrap();
+    let rules = load_links(&mut w.db, w.follower).await.unwrap().remove(0);
+    assert_eq!((rules.mode, rules.paused), (LinkMode::CloseOnly, false));
+}
+
+#[tokio::test]
+async fn a_password_that_was_stored_while_its_key_was_wrapped_anew_stays() {
+    let mut w = linked().await;
+    let sealed = |n: u8| Sealed {
+        key_id: format!("{n:016x}"),
+        wrapped_key: vec![n; 60],
+        sealed: vec![n; 40],
+    };
+    store_credential(&mut w.db, w.follower, &sealed(1)).await.unwrap();
+    let read = next_wrapped_by_others(&mut w.db, &sealed(3).key_id, None).await.unwrap().unwrap();
+    store_credential(&mut w.db, w.follower, &sealed(2)).await.unwrap();
+    let rotated = replace_wrapped(&mut w.db, w.follower, &read.wrapped, &sealed(3)).await.unwrap();
+    assert!(!rotated);
+    assert_eq!(load_credential(&mut w.db, w.follower).await.unwrap(), Some(sealed(2)));
+    assert!(replace_wrapped(&mut w.db, w.follower, &sealed(2), &sealed(3)).await.unwrap());
+    let rotated = Sealed { sealed: sealed(2).sealed, ..sealed(3) };
+    assert_eq!(load_credential(&mut w.db, w.follower).await.unwrap(), Some(rotated));
 }
 
 #[tokio::test]

@@ -232,6 +232,7 @@ fn lease_mark(state: &LeaseState) -> u64 {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use std::task::{Context, Waker};
 
     const LIMIT: Duration = Duration::from_secs(45);
 
@@ -262,6 +263,63 @@ mod tests {
         assert!(liveness.look(at(602), [3, 1]));
         // The second part had its second and did not move.
         assert!(!liveness.look(at(603), [4, 1]));
+    }
+
+    /// A manager that can be asked what it heard, and the way to it.
+    fn manager() -> (UnixDatagram, Arc<Notifier>, tempfile::TempDir) {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("notify");
+        let manager = UnixDatagram::bind(&path).unwrap();
+        manager.set_nonblocking(true).unwrap();
+        let notifier = Notifier::to(path.as_os_str().as_encoded_bytes()).unwrap();
+        (manager, Arc::new(notifier), folder)
+    }
+
+    /// What the manager heard since the last time.
+    fn heard(manager: &UnixDatagram) -> Vec<String> {
+        let mut words = [0; 64];
+        let next = || manager.recv(&mut words).ok().map(|length| words[..length].to_vec());
+        std::iter::from_fn(next).map(|words| String::from_utf8(words).unwrap()).collect()
+    }
+
+    #[test]
+    fn a_node_with_a_part_that_stands_still_is_fed_no_more_unless_it_ends() {
+        let (manager, notifier, _folder) = manager();
+        let (_lease, state) = watch::channel(Arc::new(LeaseState::default()));
+        let pulses = [0, 0].map(|count| Arc::new(AtomicU64::new(count)));
+        let ending = Arc::new(AtomicBool::new(false));
+        let time = Duration::from_secs(30);
+        let mut watchdog =
+            Watchdog::new(notifier, time, LIMIT, state, pulses.clone(), Arc::clone(&ending));
+        let mut look = |second: u64| {
+            for pulse in &pulses {
+                pulse.fetch_add(1, Ordering::Relaxed);
+            }
+            watchdog.look(at(second));
+        };
+        (0..45).for_each(&mut look);
+        assert_eq!(heard(&manager), ["WATCHDOG=1"; 5], "three times in its time");
+        // No lease cycle for so long, while both runtimes run.
+        (45..90).for_each(&mut look);
+        assert_eq!(heard(&manager), [""; 0]);
+        ending.store(true, Ordering::Relaxed);
+        look(90);
+        assert_eq!(heard(&manager), ["WATCHDOG=1"], "sessions drain");
+    }
+
+    #[tokio::test]
+    async fn a_node_is_ready_once_a_cycle_is_confirmed_and_not_before() {
+        let (manager, notifier, _folder) = manager();
+        let (lease, state) = watch::channel(Arc::new(LeaseState::default()));
+        let mut telling = Box::pin(tell_when_ready(notifier, state));
+        lease.send_replace(Arc::new(LeaseState { failures: 1, ..LeaseState::default() }));
+        let mut context = Context::from_waker(Waker::noop());
+        assert!(telling.as_mut().poll(&mut context).is_pending());
+        assert_eq!(heard(&manager), [""; 0]);
+        let confirmed_at = Some(at(1));
+        lease.send_replace(Arc::new(LeaseState { confirmed_at, ..LeaseState::default() }));
+        telling.await;
+        assert!(heard(&manager)[0].starts_with("READY=1\n"));
     }
 
     #[test]

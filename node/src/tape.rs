@@ -126,13 +126,13 @@ impl Reader {
 }
 
 #[cfg(test)]
-mod tests {
+pub(crate) mod tests {
     use super::*;
     use crate::writer::EventOutcome;
     use schemas::{AccountId, LinkId, MasterTicket, Micros, Token};
     use uuid::Uuid;
 
-    fn event(ticket: u64) -> CopyEvent {
+    pub(crate) fn event(ticket: u64) -> CopyEvent {
         CopyEvent {
             id: Uuid::nil(),
             at: Micros(0),

@@ -1,16 +1,19 @@
 //! The HTTP interface of nodes that run.
 
 use devstack::{FaultMode, FaultProxy, shared_postgres};
-use lockstep::api::{CONNECTIONS_MAX, STREAMS_MAX};
+use futures_util::future::join_all;
+use lockstep::api::{CONNECTIONS_MAX, REQUESTS_MAX, STREAMS_MAX};
 use lockstep::directory::{self, NewAccount};
 use lockstep_tests::http::{Answer, Client};
 use lockstep_tests::master::Master;
 use lockstep_tests::oracle::{State, assert_clean};
 use lockstep_tests::scrape::MetricsPage;
-use lockstep_tests::world::{Node, SOON, TAKEOVER, World, until};
+use lockstep_tests::world::{Bus, Node, SOON, TAKEOVER, World, until};
+use paper::faults::{FaultKind, FaultSpec};
 use paper::protocol::Style;
-use schemas::MasterTicket;
+use schemas::{MasterTicket, RejectClass};
 use serde_json::{Value, json};
+use std::collections::BTreeMap;
 use tokio::io::AsyncReadExt;
 use tokio::net::TcpStream;
 
@@ -171,6 +174,7 @@ type Refused<'a> = (&'a str, &'a str, &'a [(&'a str, &'a str)], Option<&'a str>,
 async fn refusals_are_problems(api: &Client) {
     const JSON: (&str, &str) = ("Content-Type", "application/json");
     let large = format!("{{\"mode\": \"{}\"}}", "x".repeat(20_000));
+    let long = "k".repeat(129);
     let table: &[Refused<'_>] = &[
         ("GET", "/nothing", &[], None, 404, "/nothing"),
         ("GET", "/v1/nothing", &[], None, 404, "/v1/nothing"),
@@ -182,6 +186,7 @@ async fn refusals_are_problems(api: &Client) {
         ("GET", "/v1/pairs?link=0", &[], None, 422, "link"),
         ("GET", "/v1/links?limitt=5", &[], None, 422, "limitt"),
         ("GET", "/v1/nodes?x=1", &[], None, 422, "x"),
+        ("GET", "/v1/stream?lnk=1", &[], None, 422, "lnk"),
         ("GET", "/v1/pairs?state=odd", &[], None, 422, "odd"),
         ("GET", "/v1/pairs?after=0", &[], None, 422, "after"),
         ("GET", "/v1/events?link=abc", &[], None, 422, "link"),
@@ -200,11 +205,22 @@ async fn refusals_are_problems(api: &Client) {
         ("POST", "/v1/pairs/99/1/close", &[], None, 404, "99"),
         ("POST", "/v1/pairs/1/9/close", &[], None, 404, "ticket"),
         ("POST", "/v1/pairs/1/9/close", &[("Idempotency-Key", "")], None, 422, "Idempotency-Key"),
+        (
+            "POST",
+            "/v1/pairs/1/9/close",
+            &[("Idempotency-Key", &long)],
+            None,
+            422,
+            "Idempotency-Key",
+        ),
+        ("POST", "/v1/pairs/1/1/close?link=2", &[], None, 422, "link"),
+        ("PUT", "/v1/fleet/mode?link=1", &[JSON], Some("{\"mode\":\"copy\"}"), 422, "link"),
     ];
     for (method, path, headers, body, status, part) in table {
         let answer = api.ask(method, path, headers, *body).await;
         answer.assert_problem(*status, part);
         assert_eq!(answer.headers["cache-control"], "no-store");
+        assert_eq!(answer.headers["x-content-type-options"], "nosniff");
         assert_eq!(answer.headers.contains_key("allow"), *status == 405, "{answer:?}");
     }
 }
@@ -277,13 +293,25 @@ async fn copies_are_closed_by_hand(
     assert_eq!((closed.status, &closed.body), (200, &again.body));
     assert_eq!(again.headers["idempotency-replayed"], "true");
     api.ask("POST", &first, &key, None).await.assert_problem(409, "another request");
+    // What is under way is no answer to be given again: it may come to nothing.
+    let later = FaultKind::Reject { class: RejectClass::Later };
+    let later = FaultSpec::new(later).account(world.links[0].follower).count(1);
+    world.driver.set_fault(later).await.unwrap();
+    let third = close(tickets[2]);
+    let key = [("Idempotency-Key", "thrice")];
+    assert_eq!(api.ask("POST", &third, &key, None).await.status, 202);
+    until("the broker closes it", SOON, async || {
+        let asked = api.ask("POST", &third, &key, None).await;
+        (asked.status == 200 && asked.json()["state"] == "closed").then_some(())
+    })
+    .await;
     let is_told = |answer: &Answer| answer.json()["verdict"] == "closed";
     let story = until_answered(api, "the story", is_told, "/v1/why/1/1").await.json();
     assert!(story["says"].as_str().unwrap().contains("somebody asked for it"), "{story}");
     // Neither what the master does with it nor a comparison opens it again.
     master.modify(tickets[0], "1.00000", "1.20000");
     let mut left = master.book.clone();
-    for ticket in &tickets[..2] {
+    for ticket in &tickets[..3] {
         left.positions.remove(ticket);
     }
     world.until_equal(SOON, |_| State::of_book(&left)).await;
@@ -345,6 +373,9 @@ async fn a_close_is_refused_where_the_account_is_not_and_while_nothing_is_sure()
     let unsure = api_of_a.ask("POST", &close, &[], None).await;
     unsure.assert_problem(503, "lease");
     assert_eq!(unsure.json()["reason"], "lease_not_confirmed");
+    // Nobody is sent to a node whose lease is over.
+    let orphaned = api_of_b.ask("POST", &close, &[], None).await;
+    orphaned.assert_problem(503, "no node has");
     sqlx::raw_sql("rollback").execute(&mut db).await.unwrap();
     world.until_copying().await;
 
@@ -369,6 +400,13 @@ async fn a_close_is_refused_where_the_account_is_not_and_while_nothing_is_sure()
     until_answered(&api_of_a.without(), "ready again", is_ready, "/readyz").await;
     world.until_equal(SOON, |_| State::of_book(&master.book)).await;
     assert_clean(&world.ledger().await);
+
+    // Without a bus a node hears no master.
+    let Bus::One(nats) = &world.bus else { panic!("one server is enough here") };
+    nats.kill().unwrap();
+    until_answered(&api_of_a.without(), "not ready", is_unready, "/readyz")
+        .await
+        .assert_problem(503, "bus");
 }
 
 // H76: clients that stand still keep places for others from being had, and nothing else.
@@ -383,6 +421,7 @@ async fn slow_clients_delay_neither_a_lease_cycle_nor_a_copy() {
     let metrics = ("LOCKSTEP_METRICS_LISTEN", page.address());
     let (_node, api) = node_with_api(&world, "a", &[metrics]).await;
     world.until_copying().await;
+    a_database_that_stands_still_costs_requests_alone(&world, &api).await;
     // Streams that nobody reads, and every place that is left taken by half a request.
     let mut slow: Vec<TcpStream> = Vec::new();
     for _ in 0..STREAMS_MAX {
@@ -417,4 +456,24 @@ async fn slow_clients_delay_neither_a_lease_cycle_nor_a_copy() {
     master.close(last);
     world.until_equal(SOON, |_| State::of_book(&master.book)).await;
     assert_clean(&world.ledger().await);
+}
+
+/// Every request ends, and those for which there is no room at once.
+async fn a_database_that_stands_still_costs_requests_alone(world: &World, api: &Client) {
+    let mut db = world.database().await;
+    sqlx::raw_sql("begin; lock table copy_links in access exclusive mode")
+        .execute(&mut db)
+        .await
+        .unwrap();
+    let answers = join_all((0..=REQUESTS_MAX).map(|_| api.get("/v1/links"))).await;
+    sqlx::raw_sql("rollback").execute(&mut db).await.unwrap();
+    let mut reasons: BTreeMap<String, usize> = BTreeMap::new();
+    for answer in answers {
+        answer.assert_problem(503, "");
+        *reasons.entry(answer.json()["reason"].as_str().unwrap().to_owned()).or_default() += 1;
+    }
+    // A few have a connection and are cut off by the database, the others wait for one in vain.
+    let kinds: Vec<&str> = reasons.keys().map(String::as_str).collect();
+    assert_eq!(kinds, ["busy", "database", "database_slow"], "{reasons:?}");
+    assert_eq!(reasons["busy"], 1, "{reasons:?}");
 }

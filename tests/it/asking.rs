@@ -3,6 +3,7 @@
 use lockstep_tests::binary;
 use lockstep_tests::master::Master;
 use lockstep_tests::oracle::{State, assert_clean};
+use lockstep_tests::scrape::MetricsPage;
 use lockstep_tests::world::{CliOutput, SOON, TAKEOVER, World, run_lockstep, until};
 use paper::protocol::Style;
 use schemas::MasterTicket;
@@ -27,9 +28,13 @@ async fn an_owner_says_what_a_comparison_would_do_and_makes_one_when_asked() {
     let unowned = operator(&world, &["reconcile", "one", "--dry-run"]).await;
     assert_eq!(unowned.code, Some(3), "{unowned:?}");
     assert!(unowned.stderr.contains("no node owns it"), "{unowned:?}");
-    let _node = world.node("a").start();
+    let page = MetricsPage::free().await;
+    let _node = world.node("a").setting("LOCKSTEP_METRICS_LISTEN", page.address()).start();
     let mut master = Master::start(vec![world.bus.url(0)], boss).await;
     world.until_copying().await;
+    let asked = async || {
+        page.sum_where("lockstep_reconciles_total", |line| line.contains("\"asked\"")).await
+    };
     let old = master.open_many(2, "0.50");
     world.until_equal(SOON, |_| State::of_book(&master.book)).await;
 
@@ -59,9 +64,11 @@ async fn an_owner_says_what_a_comparison_would_do_and_makes_one_when_asked() {
     })
     .await;
     assert_eq!(operator(&world, &["resume", "1"]).await.code, Some(0));
+    assert_eq!(asked().await, 0.0, "who looks at a plan has none carried out");
     let done = operator(&world, &["reconcile", "1"]).await;
     assert_eq!(done.code, Some(0), "{done:?}");
     assert!(done.stdout.contains("the owner compares and acts now"), "{done:?}");
+    until("it compares", SOON, async || (asked().await > 0.0).then_some(())).await;
     world.until_equal(SOON, |_| State::of_book(&master.book)).await;
 
     assert_eq!(operator(&world, &["reconcile", "99"]).await.code, Some(2));
@@ -88,7 +95,8 @@ async fn an_account_is_handed_over_by_its_owner_when_there_is_another_one() {
     assert!(alone.stderr.contains("no other node has room"), "{alone:?}");
     assert_eq!(world.owners().await[&one].token, before);
 
-    let b = world.node("b").start();
+    let page = MetricsPage::free().await;
+    let b = world.node("b").setting("LOCKSTEP_METRICS_LISTEN", page.address()).start();
     let released = until("the account is handed over", TAKEOVER, async || {
         let released = operator(&world, &["lease", "release", "one", "--json"]).await;
         (released.code == Some(0)).then(|| released.json())
@@ -96,7 +104,8 @@ async fn an_account_is_handed_over_by_its_owner_when_there_is_another_one() {
     .await;
     assert!(a.is(released["from"].as_str().unwrap()), "{released}");
     assert!(b.is(released["to"].as_str().unwrap()), "{released}");
-    assert_eq!(released["token"], before + 1, "clean: nobody had it in between");
+    assert_eq!(released["token"], before + 1, "nobody had it in between");
+    assert_eq!(page.expired_tenures().await, 0.0, "nor did its lease run out");
     master.open_many(2, "0.50");
     let ledger = world.until_equal(SOON, |_| State::of_book(&master.book)).await;
     assert_clean(&ledger);

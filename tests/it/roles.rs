@@ -3,6 +3,7 @@
 use devstack::shared_postgres;
 use lockstep_tests::master::Master;
 use lockstep_tests::oracle::{Link, State, assert_clean, differences};
+use lockstep_tests::scrape::MetricsPage;
 use lockstep_tests::world::{SOON, TAKEOVER, World, run_lockstep, until, url_as};
 use paper::protocol::Style;
 use sqlx::{AssertSqlSafe, Connection, PgConnection};
@@ -79,11 +80,14 @@ async fn a_fleet_runs_with_the_node_role_alone_and_hands_over_its_accounts() {
     })
     .await;
     // The next owner gets them by a release.
-    let _b = world.node("b").database(url).start();
+    let page = MetricsPage::free().await;
+    let _b =
+        world.node("b").database(url).setting("LOCKSTEP_METRICS_LISTEN", page.address()).start();
     a.process.terminate().unwrap();
     let status = a.process.wait(TAKEOVER).await.unwrap();
     assert!(status.success(), "{status}\n{}", a.process.log_tail());
     world.until_copying().await;
+    assert_eq!(page.expired_tenures().await, 0.0, "they were released");
     master.open("0.20");
     wait_equal(&world, &links, &master).await;
     assert_clean(&world.ledger().await);
@@ -236,6 +240,101 @@ async fn each_role_may_do_its_own_work_and_nothing_else() {
         ],
     )
     .await;
+}
+
+/// Which of the three may do this to the column, or to any part of the table without one.
+async fn those_who_may(
+    db: &mut PgConnection,
+    action: &str,
+    table: &str,
+    column: Option<&str>,
+) -> Vec<String> {
+    let sql = match (column, action) {
+        (Some(_), _) => "has_column_privilege('lockstep_' || r, $1, $2, $3)",
+        (None, "delete" | "truncate") => "has_table_privilege('lockstep_' || r, $1, $3)",
+        (None, _) => "has_any_column_privilege('lockstep_' || r, $1, $3)",
+    };
+    let sql = format!(
+        "select r from unnest(array['node', 'api', 'readonly']) with ordinality u (r, place)
+         where $2::text is distinct from '-' and {sql} order by place"
+    );
+    let asked = sqlx::query_scalar(AssertSqlSafe(sql)).bind(table).bind(column).bind(action);
+    asked.fetch_all(db).await.unwrap()
+}
+
+// A right too much is missed by nobody: each that moves money, tells a secret or forgets what was
+// done is named here with those who have it.
+#[tokio::test]
+async fn a_dangerous_right_is_with_those_who_need_it_and_with_nobody_else() {
+    let url = database_with_roles("roles-exact").await;
+    let mut owner = PgConnection::connect(&url).await.unwrap();
+    let (node, api, nobody) = (&["node"][..], &["api"][..], &[][..]);
+    let both = &["node", "api"][..];
+    for (action, table, columns, whose) in [
+        (
+            "update",
+            "trading_accounts",
+            "node_id lease_until lease_token free_since epoch_max",
+            node,
+        ),
+        (
+            "insert",
+            "trading_accounts",
+            "id node_id lease_until lease_token free_since epoch_max",
+            nobody,
+        ),
+        ("update", "trading_accounts", "enabled mode connection platform name", api),
+        ("update", "trading_accounts", "id", nobody),
+        ("update", "copy_links", "enabled mode master_id follower_id magic sizing_value", api),
+        ("update", "copy_links", "untaggable_since", both),
+        ("insert", "copy_links", "", api),
+        ("insert", "fleet_mode", "", api),
+        ("update", "fleet_mode", "", api),
+        ("select", "account_credentials", "sealed", node),
+        ("insert", "account_credentials", "", api),
+        ("update", "account_credentials", "", api),
+        ("delete", "account_credentials", "", api),
+        ("select", "api_tokens", "", api),
+        ("insert", "api_tokens", "", api),
+        ("update", "api_tokens", "", api),
+        ("insert", "pairs", "", node),
+        ("update", "pairs", "", node),
+        ("insert", "copy_events", "", node),
+        ("update", "copy_events", "", nobody),
+        ("insert", "account_status", "", node),
+        ("update", "account_status", "", node),
+        ("insert", "lease_nodes", "", node),
+        ("update", "lease_nodes", "", node),
+        ("delete", "lease_nodes", "", node),
+        ("insert", "node_minutes", "", node),
+        ("delete", "node_minutes", "", node),
+    ] {
+        // Without a column it is any of them.
+        let columns = columns.split(' ').map(|column| (!column.is_empty()).then_some(column));
+        for column in columns {
+            let may = those_who_may(&mut owner, action, table, column).await;
+            assert_eq!(may, whose, "{action} of {table} {column:?}");
+        }
+    }
+    for table in
+        ["trading_accounts", "copy_links", "pairs", "copy_events", "account_status", "fleet_mode"]
+    {
+        assert_eq!(those_who_may(&mut owner, "delete", table, None).await, [""; 0], "{table}");
+    }
+    let odd: Vec<String> = sqlx::query_scalar(
+        "select c.relname || ' ' || r from pg_class c, unnest(array['node', 'api', 'readonly']) r
+         where c.relnamespace = current_schema()::regnamespace and c.relkind in ('r', 'p', 'v')
+           and (has_table_privilege('lockstep_' || r, c.oid, 'truncate, trigger')
+             or r = 'readonly' and (has_any_column_privilege('lockstep_' || r, c.oid, 'insert, update')
+                                    or has_table_privilege('lockstep_' || r, c.oid, 'delete')))
+         union all
+         select 'server ' || rolname from pg_roles where starts_with(rolname, 'lockstep_')
+           and (rolcanlogin or rolsuper or rolcreaterole or rolcreatedb or rolbypassrls)",
+    )
+    .fetch_all(&mut owner)
+    .await
+    .unwrap();
+    assert!(odd.is_empty(), "{odd:?}");
 }
 
 // A table that nobody thought of would be closed to everybody, and be noticed in production.

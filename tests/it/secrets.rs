@@ -3,6 +3,7 @@
 
 use devstack::{FaultMode, FaultProxy, Nats, Tools, shared_postgres};
 use futures_util::StreamExt;
+use lockstep_tests::http::Client;
 use lockstep_tests::master::Master;
 use lockstep_tests::oracle::State;
 use lockstep_tests::scrape::MetricsPage;
@@ -18,6 +19,8 @@ const BUS: &str = "Nw5busQpassword";
 const BUS_WRONG: &str = "Ht8busQwrong";
 const DATABASE: &str = "Lm2databaseQpassword";
 const DATABASE_WRONG: &str = "Vg6databaseQwrong";
+/// The secret of a token that nobody made.
+const TOKEN_WRONG: &str = "5eed5eed5eed5eed5eed5eed5eed5eed5eed5eed5eed5eed5eed5eed5eed5eed";
 
 /// Everything that was seen from outside, with the place where it was.
 #[derive(Default)]
@@ -73,7 +76,7 @@ async fn add_login_with_password(world: &World, login: &str) {
     let file: String = sqlx::query_scalar("show hba_file").fetch_one(&mut db).await.unwrap();
     // The first line that fits counts, so that nobody else is asked.
     let sql = format!(
-        "create role {login} login password '{DATABASE}' in role lockstep_node;
+        "create role {login} login password '{DATABASE}' in role lockstep_node, lockstep_api;
          create temp table hba (number serial, line text);
          insert into hba (line) values ('host all {login} 127.0.0.1/32 scram-sha-256');
          copy hba (line) from '{file}';
@@ -105,7 +108,9 @@ async fn planted_secrets_are_nowhere_to_be_seen_whatever_goes_wrong() {
     let external = world.add_external_account("master").await;
     let key = folder.path().join("key").display().to_string();
     let key_words = ["keys", "init", key.as_str()];
-    assert_eq!(run_lockstep(&key_words, &[]).await.code, Some(0));
+    let made = run_lockstep(&key_words, &[]).await;
+    assert_eq!(made.code, Some(0));
+    seen.add("keys init", made.stdout + &made.stderr);
     let master_key = std::fs::read_to_string(&key).unwrap().trim().to_owned();
     let mut followers = Vec::new();
     for (name, stored) in [("right", BROKER), ("wrong", BROKER_WRONG)] {
@@ -154,10 +159,12 @@ async fn planted_secrets_are_nowhere_to_be_seen_whatever_goes_wrong() {
         let spec = world.node(name).setting("LOCKSTEP_LOG", "trace");
         spec.setting("LOCKSTEP_MASTER_KEY_FILE", &key)
     };
+    let api = Client::free().await;
     let a = talkative("a")
         .database(database_url(DATABASE))
         .nats(bus_url(BUS))
         .setting("LOCKSTEP_METRICS_LISTEN", page.address())
+        .setting("LOCKSTEP_API_LISTEN", api.address())
         .start();
     world.until_session("copying", &followers[..1]).await;
     master.open("0.10");
@@ -167,6 +174,16 @@ async fn planted_secrets_are_nowhere_to_be_seen_whatever_goes_wrong() {
         (page.sum("lockstep_broker_session_open_failures_total").await >= 2.0).then_some(())
     })
     .await;
+    let token = world.cli(&["token", "add", "seen", "--scope", "read"]).await.stdout;
+    let (_, token_secret) = token.trim().rsplit_once('_').unwrap();
+    for (shown, status) in [(token.trim(), 200), (&format!("lst_1_{TOKEN_WRONG}"), 401)] {
+        let answer = api.with(shown).get("/v1/accounts").await;
+        assert_eq!(answer.status, status);
+        seen.add("API", format!("{answer:?}"));
+        let answer = api.with(shown).put("/v1/fleet/mode", "{\"mode\": \"copy\"}").await;
+        seen.add("API", format!("{answer:?}"));
+    }
+
     // The database goes away, and comes back.
     proxy.set_mode(FaultMode::BlackHole).await.unwrap();
     until("a failed cycle", SOON, async || {
@@ -187,7 +204,7 @@ async fn planted_secrets_are_nowhere_to_be_seen_whatever_goes_wrong() {
         log.contains("authentication error").then_some(())
     })
     .await;
-    for words in [&["node", "--settings"][..], &["node"]] {
+    for words in [&["node", "--settings"][..], &["node"], &["doctor"], &["config", "show"]] {
         let url = database_url(DATABASE);
         let bus = bus_url(BUS);
         let variables = [
@@ -200,7 +217,12 @@ async fn planted_secrets_are_nowhere_to_be_seen_whatever_goes_wrong() {
         let answer = run_lockstep(words, &variables).await;
         seen.add(&words.join(" "), answer.stdout + &answer.stderr);
     }
-    for words in [&["status", "--json"][..], &["account", "list", "--json"], &["keys", "list"]] {
+    for words in [
+        &["status", "--json"][..],
+        &["account", "list", "--json"],
+        &["keys", "list"],
+        &["token", "list"],
+    ] {
         let answer = world.cli(words).await;
         seen.add(&words.join(" "), answer.stdout + &answer.stderr);
     }
@@ -210,7 +232,7 @@ async fn planted_secrets_are_nowhere_to_be_seen_whatever_goes_wrong() {
              select to_jsonb(a) from trading_accounts a union all select to_jsonb(s) from account_status s
              union all select to_jsonb(c) from account_credentials c
              union all select to_jsonb(p) from pairs p union all select to_jsonb(e) from copy_events e
-             union all select to_jsonb(n) from lease_nodes n) t",
+             union all select to_jsonb(n) from lease_nodes n union all select to_jsonb(t) from api_tokens t) t",
     )
     .fetch_all(&mut world.database().await)
     .await
@@ -233,9 +255,8 @@ async fn planted_secrets_are_nowhere_to_be_seen_whatever_goes_wrong() {
     let log =
         &seen.0.iter().find(|(place, text)| place == "log of a" && !text.is_empty()).unwrap().1;
     assert!(log.contains("DEBUG async_nats") && log.contains("postgres://it_secret:***@"));
-    for secret in
-        [BROKER, BROKER_WRONG, BUS, BUS_WRONG, DATABASE, DATABASE_WRONG, master_key.as_str()]
-    {
+    let secrets = [BROKER, BROKER_WRONG, BUS, BUS_WRONG, DATABASE, DATABASE_WRONG];
+    for secret in secrets.into_iter().chain([master_key.as_str(), token_secret, TOKEN_WRONG]) {
         if secret == BROKER {
             // The name of an unknown setting is told, its value is not.
             assert!(seen.0.iter().any(|(_, text)| text.contains("LOCKSTEP_FENSE")));

@@ -34,6 +34,12 @@ impl MetricsPage {
         values.sum()
     }
 
+    /// Tenures that the node began when the lease of another one had run out.
+    pub async fn expired_tenures(&self) -> f64 {
+        let is_expired = |line: &str| line.contains("kind=\"expired\"");
+        self.sum_where("lockstep_tenures_begun_total", is_expired).await
+    }
+
     /// The whole page.
     pub async fn text(&self) -> String {
         self.0.get("/metrics").await.body

@@ -91,6 +91,12 @@ impl OpenSessions {
         metrics::gauge!(names::SESSIONS_OPEN).increment(1.0);
         (Entered { sessions: self.clone(), account }, wishes)
     }
+
+    /// A session that is open as long as this is there, for tests of what counts them.
+    #[cfg(test)]
+    pub(crate) fn open_for_tests(&self, account: AccountId) -> impl Sized + use<> {
+        self.enter(account)
+    }
 }
 
 /// A session is open as long as this is there, also if it panics. An account has one at a time.

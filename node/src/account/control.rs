@@ -219,3 +219,43 @@ fn traded(step: &CopyStep) -> (Option<Symbol>, Option<Side>, Option<Lots>) {
         | CopyStep::CancelPending { .. } => (None, None, None),
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use schemas::control::ControlVerb;
+
+    fn message(subject: String, reply: Option<&str>, account: AccountId) -> async_nats::Message {
+        let verb = ControlVerb::Release;
+        let request = ControlRequest { v: VERSION, account, verb, link: None };
+        async_nats::Message {
+            subject: subject.into(),
+            reply: reply.map(Into::into),
+            payload: codec::encode_control_request(&request).into(),
+            headers: None,
+            status: None,
+            description: None,
+            length: 0,
+        }
+    }
+
+    // Who may ask for one account may not ask for another by that, nor make a node speak where it
+    // is believed.
+    #[test]
+    fn a_request_for_another_account_or_with_its_answer_to_elsewhere_is_not_heard() {
+        let (one, other) = (AccountId::MIN, AccountId::MAX);
+        let asked = subject::control_account(one);
+        let answers = subject::control_reply("operator.1");
+        let event = subject::event(one);
+        for (message, is_heard) in [
+            (message(asked.clone(), Some(&answers), one), true),
+            (message(asked.clone(), Some(&answers), other), false),
+            (message(asked.clone(), Some(&event), one), false),
+            (message(asked, None, one), false),
+            (message(event, Some(&answers), one), false),
+        ] {
+            let heard = read(&message).map(|request| request.account);
+            assert_eq!(heard, is_heard.then_some(one), "{message:?}");
+        }
+    }
+}

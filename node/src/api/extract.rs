@@ -98,3 +98,20 @@ pub(super) fn page_size(asked: Option<u16>) -> Result<u16, Problem> {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use futures_util::stream::{self, StreamExt};
+    use std::convert::Infallible;
+
+    #[tokio::test]
+    async fn a_body_that_does_not_say_its_length_is_read_up_to_the_limit_and_no_further() {
+        let blanks = || Ok::<_, Infallible>(Bytes::from_static(&[b' '; 1024]));
+        let endless = stream::repeat_with(blanks).take(8 * BODY_BYTES_MAX / 1024);
+        let body = axum::body::Body::from_stream(endless);
+        let request = Request::builder().header(header::CONTENT_TYPE, "application/json");
+        let read = Body::<bool>::from_request(request.body(body).unwrap(), &()).await;
+        assert_eq!(read.unwrap_err().status(), 413);
+    }
+}

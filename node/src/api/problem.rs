@@ -237,6 +237,10 @@ mod tests {
         {
             let problem = Problem::database(&refusal(state).await);
             assert_eq!((problem.status(), problem.reason), (503, Some(reason)), "{state}");
+            assert!(
+                !problem.detail.contains("it may not be"),
+                "{problem:?} tells the database's words"
+            );
         }
     }
 }

@@ -161,3 +161,25 @@ fn event_of(node: &str, event: &CopyEvent) -> Event {
         broker_time_us: event.broker_time.map(micros),
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::tape::tests::event;
+
+    #[test]
+    fn a_stream_of_one_link_or_follower_is_told_of_no_other() {
+        let other = (LinkId::new(9).unwrap(), AccountId::new(9).unwrap());
+        let event = event(1);
+        for (link, follower, takes) in [
+            (None, None, true),
+            (Some(event.link), Some(event.follower), true),
+            (Some(other.0), None, false),
+            (None, Some(other.1), false),
+            (Some(event.link), Some(other.1), false),
+        ] {
+            let which = StreamFilter { link, follower };
+            assert_eq!(which.takes(&event), takes, "{which:?}");
+        }
+    }
+}

@@ -288,6 +288,24 @@ mod tests {
         }
     }
 
+    #[test]
+    fn what_cannot_be_a_token_is_known_without_asking_anybody() {
+        let secret = "0a".repeat(SECRET_BYTES);
+        assert!(Presented::from_text(&format!("lst_1_{secret}")).is_some());
+        for odd in [
+            format!("lst_0_{secret}"),
+            format!("lst_-1_{secret}"),
+            format!("lst_1_{secret}0"),
+            format!("lst_1_{}", &secret[1..]),
+            format!("lst_1_{}", secret.to_uppercase()),
+            format!("lst_1_{}", secret.replace('a', "g")),
+            format!("LST_1_{secret}"),
+            "lst_1_".to_owned(),
+        ] {
+            assert_eq!(Presented::from_text(&odd), None, "{odd}");
+        }
+    }
+
     #[tokio::test]
     async fn a_name_is_free_again_when_its_token_is_revoked() {
         let mut db = database().await;

@@ -588,6 +588,27 @@ mod tests {
         assert!(checks.0[0].fix.as_ref().unwrap().contains("LOCKSTEP_API_LISTEN"));
     }
 
+    #[tokio::test]
+    async fn passwords_that_nobody_here_could_open_are_told() {
+        let server = devstack::shared_postgres().await.unwrap();
+        let url = server.create_database("doctor").await.unwrap();
+        let mut db = database::connect_migrated(&url, "test").await.unwrap();
+        let mut checks = Checks::default();
+        look_at_passwords(&mut db, &mut checks).await.unwrap();
+        assert!(checks.0.is_empty(), "there are none");
+        sqlx::raw_sql(
+            "insert into trading_accounts (platform, name) values ('paper', 'one');
+             insert into account_credentials (account_id, key_id, wrapped_key, sealed)
+             select id, '0123456789abcdef', decode(repeat('00', 60), 'hex'), decode(repeat('00', 40), 'hex')
+             from trading_accounts",
+        )
+        .execute(&mut db)
+        .await
+        .unwrap();
+        look_at_passwords(&mut db, &mut checks).await.unwrap();
+        assert_eq!((checks.0[0].check, checks.0[0].outcome), ("master key", Outcome::Warn));
+    }
+
     #[test]
     fn what_stays_on_this_machine_is_told_from_what_does_not() {
         for local in ["127.0.0.1", "localhost:4222", "/run/postgresql", "[::1]:4222"] {

@@ -127,3 +127,54 @@ fn count(minute: &Minute) {
         metrics::counter!(names::UPTIME_DEGRADED, "reason" => reason.as_str()).increment(1);
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::lease::Tenure;
+    use bus::ClientSettings;
+    use devstack::{Nats, Tools};
+    use schemas::{AccountId, Token};
+
+    /// What is looked at by a node that owns one account, and another one that is switched off.
+    async fn sights(bus: String) -> Sights {
+        let tenure = |enabled| Tenure {
+            token: Token::MIN,
+            platform: "paper".to_owned(),
+            enabled,
+            clean: true,
+            previous_owner: None,
+            hastened: false,
+            term: None,
+        };
+        let held = [(AccountId::MIN, tenure(true)), (AccountId::MAX, tenure(false))].into();
+        let state = LeaseState { held, ..LeaseState::default() };
+        Sights {
+            clock: NodeClock::system(),
+            // It can be looked at after its sender is gone.
+            lease: watch::channel(Arc::new(state)).1,
+            bus: bus::connect(&ClientSettings::new(vec![bus], "test")).await.unwrap(),
+            sessions: OpenSessions::default(),
+        }
+    }
+
+    fn missing(sights: &Sights, database: bool) -> Vec<Reason> {
+        sights.look(database).missing.into_iter().collect()
+    }
+
+    #[tokio::test]
+    async fn a_look_finds_what_of_bus_database_and_sessions_is_not_there() {
+        let nats = Nats::start(&Tools::locate().unwrap()).await.unwrap();
+        let node = sights(nats.url()).await;
+        node.bus.flush().await.unwrap();
+        assert_eq!(missing(&node, true), [Reason::Broker]);
+        let open = node.sessions.open_for_tests(AccountId::MIN);
+        assert_eq!(missing(&node, true), []);
+        assert_eq!(missing(&node, false), [Reason::Database]);
+        drop(open);
+        assert_eq!(missing(&node, true), [Reason::Broker]);
+        let nobody = devstack::free_address().unwrap();
+        let cut_off = sights(format!("nats://{nobody}")).await;
+        assert_eq!(missing(&cut_off, true), [Reason::Bus, Reason::Broker]);
+    }
+}

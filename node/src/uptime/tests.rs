@@ -233,6 +233,33 @@ async fn minutes_that_the_database_refused_wait_for_the_next_time() {
 }
 
 #[tokio::test]
+async fn a_node_drops_its_own_oldest_minutes_and_nobody_elses() {
+    let server = devstack::shared_postgres().await.unwrap();
+    let url = server.create_database("uptime").await.unwrap();
+    let mut db = database::connect_migrated(&url, "test").await.unwrap();
+    sqlx::query(
+        "insert into node_minutes (node, minute, reasons) \
+         select node, to_timestamp($1) - make_interval(days => days), '{}' \
+         from unnest(array['node-a', 'node-b']) node, unnest(array[89, 91]) days",
+    )
+    .bind(NOON)
+    .execute(&mut db)
+    .await
+    .unwrap();
+    let mut store = MinuteStore::new(&url, "node-a").unwrap();
+    store.write(&[Minute { began: at(0), reasons: Reasons::new() }]).await.unwrap();
+    let left: Vec<(String, i64)> = sqlx::query_as(
+        "select node, (extract(epoch from minute)::bigint - $1) / 86400 from node_minutes order by 1, 2",
+    )
+    .bind(NOON)
+    .fetch_all(&mut db)
+    .await
+    .unwrap();
+    let left: Vec<(&str, i64)> = left.iter().map(|(node, day)| (node.as_str(), *day)).collect();
+    assert_eq!(left, [("node-a", -89), ("node-a", 0), ("node-b", -91), ("node-b", -89)]);
+}
+
+#[tokio::test]
 async fn a_database_that_takes_no_rows_counts_as_away() {
     let server = devstack::shared_postgres().await.unwrap();
     let url = server.create_database("uptime").await.unwrap();

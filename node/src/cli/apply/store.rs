@@ -199,3 +199,85 @@ async fn remove_link(db: &mut PgConnection, id: LinkId) -> Result<bool, Director
     );
     Ok(removed.bind(id.as_i64()).execute(db).await?.rows_affected() > 0)
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::database;
+    use reconcile::Sizing;
+    use rust_decimal::Decimal;
+    use schemas::Magic;
+    use serde_json::json;
+
+    fn account(name: &str, port: u16) -> NewAccount {
+        let connection = json!({ "address": format!("127.0.0.1:{port}") });
+        NewAccount {
+            name: name.to_owned(),
+            platform: "paper".to_owned(),
+            connection,
+            enabled: false,
+        }
+    }
+
+    async fn database() -> PgConnection {
+        let server = devstack::shared_postgres().await.unwrap();
+        let url = server.create_database("apply").await.unwrap();
+        database::connect_migrated(&url, "test").await.unwrap()
+    }
+
+    // The file was compared with a row that nobody owned.
+    #[tokio::test]
+    async fn an_account_that_somebody_may_have_a_session_of_by_now_keeps_its_place_at_its_broker() {
+        let mut db = database().await;
+        let id = directory::add_account(&mut db, &account("one", 1)).await.unwrap();
+        let change = Step::ChangeAccount { id, to: account("one", 2) };
+        for (held, made) in [
+            ("update trading_accounts set enabled = true", false),
+            (
+                "update trading_accounts set enabled = false, node_id = 'n', lease_until = now()",
+                false,
+            ),
+            ("update trading_accounts set node_id = null", true),
+        ] {
+            sqlx::raw_sql(held).execute(&mut db).await.unwrap();
+            assert_eq!(make(&mut db, &change).await.unwrap(), made, "{held}");
+            let rows = directory::list_accounts(&mut db).await.unwrap();
+            let port = if made { 2 } else { 1 };
+            assert_eq!(rows[0].connection, account("one", port).connection, "{held}");
+        }
+    }
+
+    // Its open copies would be nobody's any more.
+    #[tokio::test]
+    async fn a_link_that_may_have_open_copies_by_now_keeps_its_magic() {
+        let mut db = database().await;
+        let mut ids = Vec::new();
+        for (name, port) in [("boss", 1), ("one", 2)] {
+            ids.push(directory::add_account(&mut db, &account(name, port)).await.unwrap());
+        }
+        let plain = NewLink::plain(ids[0], ids[1], Sizing::Multiplier(Decimal::ONE));
+        let of_magic =
+            |magic| NewLink { magic: Magic::new(magic).ok(), enabled: false, ..plain.clone() };
+        let id = directory::add_link(&mut db, &of_magic(5)).await.unwrap();
+        let change = Step::ChangeLink { id, to: of_magic(6) };
+        let row = "insert into pairs (id, link_id, follower_id, master_ticket, follower_ticket, state, \
+             symbol, side, master_side, master_lots_at_open, version, lease_token, node_id) \
+             select gen_random_uuid(), id, follower_id, 1, 1, 'open', 'EURUSD', 'buy', 'buy', 1, 0, 0, 'n' \
+             from copy_links";
+        for (held, made) in [
+            ("update copy_links set enabled = true", false),
+            (row, false),
+            ("update pairs set state = 'closed', closed_at = now()", true),
+        ] {
+            sqlx::raw_sql(held).execute(&mut db).await.unwrap();
+            if held == row {
+                directory::enable_link(&mut db, id, false).await.unwrap();
+            }
+            assert_eq!(make(&mut db, &change).await.unwrap(), made, "{held}");
+            let magic = directory::list_links(&mut db).await.unwrap()[0].magic;
+            assert_eq!(magic.get(), if made { 6 } else { 5 }, "{held}");
+        }
+        make(&mut db, &Step::RemoveLink { id }).await.unwrap();
+        assert!(!make(&mut db, &change).await.unwrap(), "it is removed");
+    }
+}

@@ -203,3 +203,16 @@ fn a_copy_that_its_stop_closes_first_is_done_as_well() {
     assert_eq!(told.len(), 1);
     assert_eq!(world.state(1), Some(PairState::Closed));
 }
+
+#[test]
+fn more_who_wait_for_one_close_than_are_kept_are_told_at_once_that_it_is_under_way() {
+    let mut world = with_a_copy();
+    for asker in 0..32 {
+        assert_eq!(world.ask(1, asker), [], "{asker}");
+    }
+    let told = world.ask(1, 32);
+    assert!(matches!(&told[..], [(32, CloseAnswer::Underway(_))]), "{told:?}");
+    world.carry_out();
+    assert_eq!(world.told().len(), 32);
+    assert_eq!(world.actions(1), ["open", "close"]);
+}

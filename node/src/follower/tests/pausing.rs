@@ -1,8 +1,11 @@
-//! A link that is paused, and what is repaired when it is not any more.
+//! A link that is paused or only closes, and what is repaired when it is not any more.
 
 use super::world::*;
 use crate::follower::Input;
-use reconcile::{EndReason, LinkRules, PairState, Pairs, SkipReason};
+use crate::follower::state::Planned;
+use reconcile::{
+    CloseCause, CopyAction, CopyStep, EndReason, LinkMode, LinkRules, PairState, Pairs, SkipReason,
+};
 
 fn paused(paused: bool) -> LinkRules {
     LinkRules { paused, ..rules(LINK, MASTER) }
@@ -141,4 +144,40 @@ fn a_close_that_the_broker_put_off_is_not_asked_for_again_while_the_link_is_paus
     world.calm(seconds(2));
     assert_eq!(world.actions(1), ["open", "close", "close"]);
     assert_eq!(world.state(1), Some(PairState::Closed));
+}
+
+// It was decided by a plan of before, and only waits for its turn.
+#[test]
+fn an_open_that_waits_for_room_when_its_link_only_closes_from_then_on_never_leaves() {
+    let mut world = World::copying_with(Setup { parallel: 1, ..Setup::default() });
+    world.doubt();
+    for ticket in [1, 2] {
+        world.master_has(ticket);
+    }
+    world.snapshots();
+    world.answer_reads();
+    assert_eq!(world.flying.len(), 1, "one is planned and waits for room");
+    let closes = LinkRules { mode: LinkMode::CloseOnly, ..rules(LINK, MASTER) };
+    world.step(Input::Links(vec![(closes, Pairs::default())]));
+    world.carry_out();
+    world.calm(seconds(10));
+    assert_eq!(world.sent.len(), 1);
+    let reasons = [1, 2].map(|ticket| world.pair(ticket).unwrap().reason);
+    let skipped = EndReason::Skipped(SkipReason::CloseOnly);
+    assert!(reasons.contains(&Some(skipped)), "{reasons:?}");
+}
+
+// Plans, live decisions and new rules all leave it out before; this is the last line.
+#[test]
+fn an_order_that_was_decided_all_the_same_does_not_leave_for_a_paused_link() {
+    let mut world = paused_world();
+    let ticket = world.copy_ticket();
+    let close = CopyStep::CloseCopy { ticket, cause: CloseCause::MasterClosed };
+    let action = CopyAction { link: link(LINK), master_ticket: mt(1), steps: vec![close] };
+    let planned = Planned { action, plan: None, at: world.now().node };
+    world.follower.planned.insert(key(1), planned);
+    let (now, mut effects) = (world.now(), Vec::new());
+    world.follower.wake(now, key(1), None, &mut effects);
+    assert!(world.follower.planned.is_empty(), "it had its turn");
+    assert!(effects.is_empty(), "{effects:?}");
 }
