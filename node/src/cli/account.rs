@@ -196,7 +196,7 @@ pub fn run(args: AccountArgs) -> Result<(), CliError> {
         match args.verb {
             AccountVerb::Add(add) => {
                 let new = add.account().map_err(CliError::Usage)?;
-                let mut db = args.database.connect().await?;
+                let mut db = args.database.connect_to_write().await?;
                 let id = directory::add_account(&mut db, &new)
                     .await
                     .map_err(|error| refused(error, |rule| explain(rule, &new.name)))?;
@@ -210,7 +210,7 @@ pub fn run(args: AccountArgs) -> Result<(), CliError> {
                 print_rows(&directory::list_accounts(&mut db).await?, json)
             }
             AccountVerb::Password { account, remove: true, .. } => {
-                let mut db = args.database.connect().await?;
+                let mut db = args.database.connect_to_write().await?;
                 let id = directory::account_id(&mut db, &account).await?;
                 let had = directory::remove_credential(&mut db, id).await?;
                 if json {
@@ -220,7 +220,7 @@ pub fn run(args: AccountArgs) -> Result<(), CliError> {
                 out::line(format_args!("account {account} {word}"))
             }
             AccountVerb::Password { account, file, remove: false } => {
-                let mut db = args.database.connect().await?;
+                let mut db = args.database.connect_to_write().await?;
                 store_password(&mut db, &account, file.as_deref(), json).await
             }
             AccountVerb::Enable { account } => switch(&args.database, &account, true, json).await,
@@ -261,7 +261,7 @@ async fn switch(
     enabled: bool,
     json: bool,
 ) -> Result<(), CliError> {
-    let mut db = database.connect().await?;
+    let mut db = database.connect_to_write().await?;
     let id = directory::account_id(&mut db, account).await?;
     let changed = directory::enable_account(&mut db, id, enabled).await?;
     if json {

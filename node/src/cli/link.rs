@@ -245,7 +245,12 @@ impl TableRow for LinkRow {
 /// Runs `lockstep link`.
 pub fn run(args: LinkArgs) -> Result<(), CliError> {
     block_on(async {
-        let mut db = args.database.connect().await?;
+        let mut db = match &args.verb {
+            LinkVerb::List => args.database.connect().await?,
+            LinkVerb::Add(_) | LinkVerb::Enable { .. } | LinkVerb::Disable { .. } => {
+                args.database.connect_to_write().await?
+            }
+        };
         match args.verb {
             LinkVerb::Add(add) => {
                 let between = format!("link from {} to {}", add.master, add.follower);

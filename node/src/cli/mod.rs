@@ -214,20 +214,28 @@ pub struct DatabaseArg {
 impl DatabaseArg {
     /// The URL given or set in the environment.
     pub fn url(&self) -> Result<String, CliError> {
-        self.database.clone().or_else(|| std::env::var("LOCKSTEP_DATABASE_URL").ok()).ok_or_else(
-            || {
-                CliError::Usage(
-                    "no database: give --database URL or set LOCKSTEP_DATABASE_URL".into(),
-                )
-            },
-        )
+        const VARIABLE: &str = "LOCKSTEP_DATABASE_URL";
+        let set = || std::env::var(VARIABLE).ok().filter(|url| !url.trim().is_empty());
+        let given = self.database.clone().map(|url| ("--database", url));
+        let Some((name, url)) = given.or_else(|| Some((VARIABLE, set()?))) else {
+            return Err(CliError::Usage(format!(
+                "no database: give --database URL or set {VARIABLE}"
+            )));
+        };
+        let wrong = |what| CliError::Usage(format!("{name} {what}"));
+        crate::config::check_database_url(&url).map_err(wrong)?;
+        Ok(url)
     }
 
-    /// A connection with the schema brought up to date.
+    /// A connection that only reads. Nothing is migrated: a schema that is not this program's is told.
     pub async fn connect(&self) -> Result<sqlx::PgConnection, CliError> {
-        let url = self.url()?;
-        crate::database::connect_migrated(&url, "cli")
-            .await
-            .map_err(|e| CliError::missing("database", e))
+        let connection = crate::database::connect_to_read(&self.url()?, "cli").await;
+        connection.map_err(|e| CliError::missing("database", e))
+    }
+
+    /// A connection with the schema brought up to date, for a verb that changes something.
+    pub async fn connect_to_write(&self) -> Result<sqlx::PgConnection, CliError> {
+        let connection = crate::database::connect_migrated(&self.url()?, "cli").await;
+        connection.map_err(|e| CliError::missing("database", e))
     }
 }

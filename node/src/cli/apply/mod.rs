@@ -97,7 +97,11 @@ pub fn run(args: ApplyArgs) -> Result<(), CliError> {
     let wrong = |faults: Vec<Fault>| refusal(&shown, &faults);
     let declared = file::parse(&text).map_err(wrong)?;
     let plan = block_on(async {
-        let mut db = args.database.connect().await?;
+        let mut db = if args.dry_run {
+            args.database.connect().await?
+        } else {
+            args.database.connect_to_write().await?
+        };
         let mut all = db.begin().await?;
         let stored = store::read(&mut all).await?;
         let plan = diff::diff(&declared, &stored, args.prune).map_err(wrong)?;
