@@ -1,6 +1,6 @@
 //! `lockstep link`: add, list, switch on and off.
 
-use super::account::{Switched, refused};
+use super::account::{Rule, Switched, refused};
 use super::table::{TableRow, print_rows};
 use super::{CliError, DatabaseArg, block_on, out};
 use crate::directory::{self, LinkRow, NewLink};
@@ -271,8 +271,8 @@ pub fn run(args: LinkArgs) -> Result<(), CliError> {
 }
 
 /// Why the database refused a link, where that is a rule of links.
-pub(super) fn explain(rule: &str, between: &str, magic: Option<Magic>) -> Option<String> {
-    match rule {
+pub(super) fn explain(rule: &Rule<'_>, between: &str, magic: Option<Magic>) -> Option<String> {
+    match rule.name {
         "copy_links_magic_unique_per_follower" => {
             let magic = magic.map_or_else(|| "the next free one".to_owned(), |m| m.to_string());
             Some(format!("--magic {magic}: another link of this follower has it, or had it"))

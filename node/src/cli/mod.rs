@@ -203,6 +203,22 @@ pub(crate) fn block_on<F: Future>(future: F) -> Result<F::Output, CliError> {
     Ok(runtime.block_on(future))
 }
 
+/// Ends when this process is told to end, so that it can put a terminal right before it does. From the
+/// call on, not only while it is waited for, a signal does not end the process by itself.
+pub(crate) fn told_to_end() -> std::io::Result<impl Future<Output = ()>> {
+    use tokio::signal::unix::{SignalKind, signal};
+    let mut interrupt = signal(SignalKind::interrupt())?;
+    let mut terminate = signal(SignalKind::terminate())?;
+    let mut hangup = signal(SignalKind::hangup())?;
+    Ok(async move {
+        tokio::select! {
+            _ = interrupt.recv() => {}
+            _ = terminate.recv() => {}
+            _ = hangup.recv() => {}
+        }
+    })
+}
+
 /// The database that a verb works on.
 #[derive(Debug, clap::Args)]
 pub struct DatabaseArg {
