@@ -119,7 +119,7 @@ impl ClientSettings {
         }
     }
 
-    fn addresses(&self) -> Result<Vec<ServerAddr>, BusError> {
+    pub(crate) fn addresses(&self) -> Result<Vec<ServerAddr>, BusError> {
         let bad = |field, problem| Err(BusError::Setting { field, problem });
         if self.urls.is_empty() {
             return bad("urls", "needs at least one server".into());
@@ -145,7 +145,7 @@ impl ClientSettings {
 
     /// Our credentials: those of the settings, else those of the first URL that has some. The
     /// client reads none from a URL, and learns of servers by addresses that have none.
-    fn auth(&self, addresses: &[ServerAddr]) -> BusAuth {
+    pub(crate) fn auth(&self, addresses: &[ServerAddr]) -> BusAuth {
         let decoded = |text: &str| percent_decode_str(text).decode_utf8_lossy().into_owned();
         let in_url = addresses.iter().find_map(|address| {
             let user = decoded(address.username()?);
@@ -162,6 +162,21 @@ impl ClientSettings {
 
     fn options(&self, addresses: &[ServerAddr]) -> ConnectOptions {
         let refusals = self.refusals.clone();
+        self.quiet_options(addresses).retry_on_initial_connect().event_callback(move |event| {
+            count(CONNECTION_EVENTS, "event", event_word(&event));
+            // A subject that is denied is only said here; the call that used it went well.
+            if let Event::ServerError(error) = event {
+                tracing::error!(%error, "the bus refused something");
+                if let Some(refusals) = &refusals {
+                    refusals.send_replace(Some(error.to_string()));
+                }
+            }
+            std::future::ready(())
+        })
+    }
+
+    /// The same without counting, without logging, and with one try at the first connection.
+    pub(crate) fn quiet_options(&self, addresses: &[ServerAddr]) -> ConnectOptions {
         let mut options = ConnectOptions::new()
             .name(&self.name)
             .ping_interval(self.ping_interval)
@@ -169,21 +184,9 @@ impl ClientSettings {
             .subscription_capacity(SUBSCRIPTION_CAPACITY)
             .client_capacity(CLIENT_CAPACITY)
             .max_reconnects(None)
-            .retry_on_initial_connect()
             .reconnect_delay_callback(reconnect_delay)
             // A server that we learn of is asked for TLS as well.
-            .require_tls(self.require_tls || addresses.iter().any(ServerAddr::tls_required))
-            .event_callback(move |event| {
-                count(CONNECTION_EVENTS, "event", event_word(&event));
-                // A subject that is denied is only said here; the call that used it went well.
-                if let Event::ServerError(error) = event {
-                    tracing::error!(%error, "the bus refused something");
-                    if let Some(refusals) = &refusals {
-                        refusals.send_replace(Some(error.to_string()));
-                    }
-                }
-                std::future::ready(())
-            });
+            .require_tls(self.require_tls || addresses.iter().any(ServerAddr::tls_required));
         options = match self.auth(addresses) {
             BusAuth::None => options,
             BusAuth::Token(token) => options.token(token),
@@ -217,7 +220,7 @@ pub async fn connect(settings: &ClientSettings) -> Result<Client, BusError> {
 
 /// An address without what it logs in with, which the options hold: the client writes addresses to its
 /// log as they are.
-fn without_secret(address: ServerAddr) -> Result<ServerAddr, BusError> {
+pub(crate) fn without_secret(address: ServerAddr) -> Result<ServerAddr, BusError> {
     let mut url = address.into_inner();
     // Both refuse an address without a host, which none of these is.
     let _no_host = url.set_username("");

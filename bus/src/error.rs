@@ -23,7 +23,10 @@ pub enum BusError {
     Closed,
     /// The server did not return our own message in time: nothing that was (not) heard counts.
     /// The caller tries again.
-    #[error("the bus did not return an echo within {waited:?}")]
+    #[error(
+        "the bus did not return an echo within {waited:?}: it is too busy, or our user may not ask \
+         there (`lockstep nats list` says who may what)"
+    )]
     NoEcho {
         /// How long we waited.
         waited: Duration,

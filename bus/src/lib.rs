@@ -20,6 +20,7 @@ mod clock;
 mod offset;
 
 pub mod client;
+pub mod connected;
 pub mod error;
 pub mod feed;
 pub mod gap;
@@ -32,6 +33,7 @@ pub mod snapshot;
 mod testing;
 
 pub use client::{BusAuth, ClientSettings, connect};
+pub use connected::{NotConnected, Refusal, connected};
 pub use error::BusError;
 pub use feed::{
     DoubtReason, Feed, FeedHandle, FeedMessage, FeedSettings, FeedState, FeedStatus, Feeds,

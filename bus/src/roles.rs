@@ -11,7 +11,9 @@
 //!    `allow_responses`): who may send one to himself could name any subject for the answer.
 //! 3. A monitor says nothing, and stands in for nobody who would be asked.
 //! 4. An operator asks the owners of accounts and hears what they answer to it; it hears no trade, says
-//!    nothing in a master's name, and cannot speak of databases.
+//!    nothing in a master's name, and cannot speak of databases. It asks no master for a snapshot either:
+//!    such a request can tell of a later epoch, at which a publisher falls silent (H28), and a server
+//!    cannot look into it.
 //!
 //! Not covered: a node trades for every master and is trusted with all of them.
 

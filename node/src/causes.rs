@@ -1,4 +1,7 @@
 //! An error in one line, for logs and for whoever reads a verb's answer.
+//!
+//! Every log line of this crate that tells an error tells it through [`with_causes`]: by itself an error
+//! names what failed and leaves out why, or shows a line of the server's source.
 
 use sqlx::postgres::PgDatabaseError;
 use std::error::Error;
@@ -62,6 +65,35 @@ pub(crate) mod fake {
 mod tests {
     use super::*;
     use crate::cli::CliError;
+    use std::path::{Path, PathBuf};
+
+    fn sources(folder: &Path, found: &mut Vec<PathBuf>) {
+        for entry in std::fs::read_dir(folder).unwrap() {
+            let path = entry.unwrap().path();
+            if path.is_dir() {
+                sources(&path, found);
+            } else if path.extension().is_some_and(|extension| extension == "rs") {
+                found.push(path);
+            }
+        }
+    }
+
+    #[test]
+    fn every_error_in_a_log_line_is_told_with_its_causes() {
+        let mut found = Vec::new();
+        let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("src");
+        sources(&folder, &mut found);
+        assert!(found.len() > 100, "{found:?}");
+        // Spelt in two, so that this file has none.
+        let bare = concat!("%", "error");
+        let mut wrong = Vec::new();
+        for path in found.iter().filter(|path| !path.starts_with(folder.join("api"))) {
+            let text = std::fs::read_to_string(path).unwrap();
+            let lines = text.lines().enumerate().filter(|(_, line)| line.contains(bare));
+            wrong.extend(lines.map(|(at, line)| format!("{}:{}: {line}", path.display(), at + 1)));
+        }
+        assert!(wrong.is_empty(), "{wrong:#?}");
+    }
     use crate::database::DatabaseError;
 
     #[tokio::test]

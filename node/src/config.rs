@@ -356,6 +356,37 @@ impl fmt::Debug for SecretUrl {
     }
 }
 
+/// Whether a Postgres URL can be used.
+///
+/// Errors: what is wrong, with the value and without its secrets; for a sentence that begins with the
+/// name of the setting.
+pub(crate) fn check_database_url(text: &str) -> Result<(), String> {
+    let wrong = |why: &str| {
+        let shown = SecretUrl::new(text);
+        format!("must look like postgres://user:password@host:5432/database, got {shown}{why}")
+    };
+    if !(text.starts_with("postgres://") || text.starts_with("postgresql://")) {
+        return Err(wrong(""));
+    }
+    match crate::database::options(text, "config") {
+        Ok(_) => Ok(()),
+        Err(crate::database::DatabaseError::Url(why)) => Err(wrong(&format!(": {why}"))),
+        Err(_) => Err(wrong("")),
+    }
+}
+
+/// Whether the address of one NATS server can be used; errors as those of [`check_database_url`].
+pub(crate) fn check_nats_url(text: &str) -> Result<(), String> {
+    let is_ours = ["nats://", "tls://"]
+        .iter()
+        .any(|scheme| text.strip_prefix(scheme).is_some_and(|rest| !rest.is_empty()));
+    if is_ours && text.parse::<async_nats::ServerAddr>().is_ok() {
+        return Ok(());
+    }
+    let shown = SecretUrl::new(text);
+    Err(format!("must be addresses like nats://host:4222, separated by commas, got {shown}"))
+}
+
 /// Whether a text may be a file of certificates.
 pub(crate) fn holds_certificate(text: &str) -> bool {
     text.contains("-----BEGIN CERTIFICATE-----")
@@ -833,15 +864,10 @@ impl Reader<'_> {
 
     fn database_url(&mut self) -> SecretUrl {
         let text = self.text(DATABASE_URL);
-        let readable = crate::database::options(&text, "config");
         if !text.is_empty()
-            && (!(text.starts_with("postgres://") || text.starts_with("postgresql://"))
-                || readable.is_err())
+            && let Err(what) = check_database_url(&text)
         {
-            // The text is not repeated: it may hold a password.
-            self.faults.push(format!(
-                "{DATABASE_URL} must look like postgres://user:password@host:5432/database"
-            ));
+            self.faults.push(format!("{DATABASE_URL} {what}"));
         }
         SecretUrl(text)
     }
@@ -850,15 +876,8 @@ impl Reader<'_> {
         let text = self.text(NATS_URLS);
         let urls: Vec<SecretUrl> =
             text.split(',').map(|url| SecretUrl(url.trim().to_owned())).collect();
-        let readable = |url: &SecretUrl| {
-            let rest = url.0.strip_prefix("nats://").or_else(|| url.0.strip_prefix("tls://"));
-            rest.is_some_and(|rest| !rest.is_empty())
-        };
-        if let Some(bad) = urls.iter().find(|url| !readable(url)) {
-            self.faults.push(format!(
-                "{NATS_URLS} must be addresses like nats://host:4222, separated by commas, got {bad}"
-            ));
-        }
+        let wrong = urls.iter().filter_map(|url| check_nats_url(url.expose()).err());
+        self.faults.extend(wrong.map(|what| format!("{NATS_URLS} {what}")));
         urls
     }
 

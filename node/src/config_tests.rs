@@ -264,3 +264,24 @@ fn master_keys_come_from_a_file_the_environment_or_a_units_credentials_and_are_n
     let absent = faults(&[(MASTER_KEY_FILE, "/nowhere/key")]);
     assert!(absent[0].starts_with("LOCKSTEP_MASTER_KEY_FILE /nowhere/key: must be a file to read"));
 }
+
+#[test]
+fn an_address_of_another_kind_is_refused_with_its_value_and_without_its_password() {
+    let cases = [
+        (DATABASE_URL, "http://me:hunter2@db.example/x", "http://me:***@db.example/x"),
+        (
+            DATABASE_URL,
+            "postgres://me:hunter2@db:port/x",
+            "postgres://me:***@db:port/x: invalid port",
+        ),
+        (DATABASE_URL, "postgres://me:hunter2@db/x?sslmode=shut", "postgres://me:***@db/x: "),
+        (NATS_URLS, "nats://n1,http://me:hunter2@n2", "http://me:***@n2"),
+        (NATS_URLS, "nats://me:hunter2@n2:port", "nats://me:***@n2:port"),
+    ];
+    for (name, value, shown) in cases {
+        let told = faults(&[(name, value)]);
+        assert_eq!(told.len(), 1, "{told:?}");
+        assert!(told[0].starts_with(name) && told[0].contains(shown), "{told:?} / {shown}");
+        assert!(!told[0].contains("hunter2"), "{told:?}");
+    }
+}

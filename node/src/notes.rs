@@ -11,6 +11,7 @@
 //!
 //! Not covered: the last notes of a process that is killed. What the log lacks proves nothing.
 
+use crate::causes::with_causes;
 use schemas::{AccountId, Epoch, LinkId, MasterTicket, Micros, NodeId, Seq, Token};
 use serde::Serialize;
 use std::fs::{File, OpenOptions};
@@ -241,7 +242,7 @@ impl Writing {
             };
             told = count;
             if let Err(error) = written.and(told_now) {
-                tracing::warn!(%error, "event log ends, its file cannot be written");
+                tracing::warn!(error = %with_causes(&error), "event log ends, its file cannot be written");
                 return;
             }
         }

@@ -4,6 +4,7 @@
 //! limit far below the hard one (often 1,024), and a node holds one connection for each account.
 //! Out: what was granted.
 
+use crate::causes::with_causes;
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 
 /// Files of a node that are not the connections of its accounts: servers, metrics, logs (chosen, with
@@ -16,7 +17,7 @@ pub fn raise() -> Option<u64> {
     if limit.current != limit.maximum {
         let wanted = Rlimit { current: limit.maximum, maximum: limit.maximum };
         if let Err(error) = setrlimit(Resource::Nofile, wanted) {
-            tracing::warn!(%error, ?limit, "the limit of open files could not be raised");
+            tracing::warn!(error = %with_causes(&error), ?limit, "the limit of open files could not be raised");
         }
     }
     getrlimit(Resource::Nofile).current

@@ -16,6 +16,7 @@
 //!
 //! Not covered: a process that is killed writes nothing.
 
+use crate::causes::with_causes;
 use crate::clock::monotonic_ns;
 use bus::{FeedMessage, OnPublished, PublisherHandle};
 use schemas::{AccountId, Epoch, Seq};
@@ -176,7 +177,7 @@ impl Stamps {
     pub fn write(&self) {
         let Some(ring) = &self.ring else { return };
         if let Err(error) = ring.write() {
-            tracing::error!(%error, path = %ring.path.display(), "own times not written");
+            tracing::error!(error = %with_causes(&error), path = %ring.path.display(), "own times not written");
         }
     }
 }

@@ -24,6 +24,7 @@
 //! Not covered: one hot thread of several that hangs alone; a session that does, which
 //! `lockstep_broker_sessions_open` and `lockstep status` show.
 
+use crate::causes::with_causes;
 use crate::clock::NodeTime;
 use crate::lease::LeaseState;
 use std::os::linux::net::SocketAddrExt;
@@ -76,7 +77,7 @@ impl Notifier {
 
     fn say(&self, words: &str) {
         if let Err(error) = self.socket.send_to_addr(words.as_bytes(), &self.manager) {
-            tracing::debug!(%error, words, "the service manager was not told");
+            tracing::debug!(error = %with_causes(&error), words, "the service manager was not told");
         }
     }
 

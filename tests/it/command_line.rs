@@ -156,6 +156,9 @@ async fn two_accounts_with_one_login_at_a_broker_are_refused() {
         db.cli(&["account", "add", "b", "--address", "127.0.0.1:4100", "--login", "1"]).await;
     assert_eq!(output.code, Some(2), "{output:?}");
     assert!(output.stderr.contains("same address and login"), "{output:?}");
+    for named in ["name \"b\"", "--address 127.0.0.1:4100", "--login 1"] {
+        assert!(output.stderr.contains(named), "{named}: {output:?}");
+    }
     db.done(&["account", "add", "c", "--address", "127.0.0.1:4101", "--login", "1"]).await;
 }
 

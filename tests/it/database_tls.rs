@@ -64,6 +64,7 @@ async fn accounts(url: &str) -> CliOutput {
 #[tokio::test]
 async fn the_database_is_reached_over_tls_if_its_certificate_is_known_and_not_otherwise() {
     let url = shared_postgres().await.unwrap().create_database("tls").await.unwrap();
+    lockstep::database::migrate(&url).await.unwrap();
     let server: SocketAddr = shared_postgres().await.unwrap().addr();
     let (front, certificate) = tls_front(server).await;
     let home = tempfile::tempdir().unwrap();

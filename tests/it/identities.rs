@@ -326,6 +326,74 @@ async fn an_operator_asks_owners_and_neither_hears_trades_nor_speaks_of_them() {
 }
 
 #[tokio::test]
+async fn certificates_are_made_anew_without_a_moment_in_which_nobody_gets_in() {
+    let bus = Secured::start_with(1, &["--node=node-1"]).await;
+    let folder = bus.folder();
+    let old = bus.home.path().join("old.pem");
+    std::fs::copy(folder.join("ca.pem"), &old).unwrap();
+    let said = done(&["renew", folder.to_str().unwrap()]).await;
+    assert!(said.contains("valid until 20") && said.contains("--signal reload"), "{said}");
+    let listed = done(&["list", folder.to_str().unwrap()]).await;
+    assert!(listed.contains("node-1") && listed.contains("valid until 20"), "{listed}");
+    // The server has its old certificate still; who has the new file believes both.
+    drop(bus.client("node-1").await);
+    bus.reload();
+    let settings = |root: PathBuf| {
+        let settings = bus.settings("node-1");
+        let urls = vec![settings["LOCKSTEP_NATS_URLS"].clone()];
+        ClientSettings { root_certificates: Some(root), ..ClientSettings::new(urls, "x") }
+    };
+    let with_the_old = settings(old);
+    until("the server has its new certificate", SOON, async || {
+        let client = bus::connect(&with_the_old).await.unwrap();
+        let refused = bus::connected(&client, &with_the_old).await.err()?;
+        matches!(refused.servers[..], [(_, bus::Refusal::Tls(_))]).then_some(())
+    })
+    .await;
+    drop(bus.client("node-1").await);
+    // The next time the eldest is forgotten.
+    done(&["renew", folder.to_str().unwrap()]).await;
+    let believed = std::fs::read_to_string(folder.join("ca.pem")).unwrap();
+    assert_eq!(believed.matches("BEGIN CERTIFICATE").count(), 2);
+}
+
+#[tokio::test]
+async fn why_the_bus_lets_nobody_in_is_told_apart() {
+    let bus = Secured::start_with(1, &["--node=node-1"]).await;
+    let settings = bus.settings("node-1");
+    let (good, root) =
+        (&settings["LOCKSTEP_NATS_URLS"], &settings["LOCKSTEP_NATS_ROOT_CERTIFICATES"]);
+    let (login, place) = good.rsplit_once('@').unwrap();
+    let (user, secret) = login.strip_prefix("tls://").unwrap().split_once(':').unwrap();
+    let other = bus.home.path().join("other");
+    init(other.to_str().unwrap(), &free_ports(2), &["--node=node-1"]).await;
+    let strange = other.join("ca.pem").display().to_string();
+    let free = free_ports(1)[0];
+    let cases = [
+        (format!("tls://{user}:wrong-{secret}@{place}"), root, "refuses the user \"node-1\""),
+        (format!("tls://nobody:{secret}@{place}"), root, "refuses the user \"nobody\""),
+        (format!("tls://{place}"), root, "without a user"),
+        (good.clone(), &strange, "TLS failed: invalid peer certificate"),
+        (format!("tls://{login}@127.0.0.1:{free}"), root, "nobody listens there"),
+    ];
+    let url = "postgres://nobody@127.0.0.1:1/x";
+    for (urls, root, told) in &cases {
+        let urls = urls.replace("tls://tls://", "tls://");
+        let variables = [
+            ("LOCKSTEP_DATABASE_URL", url),
+            ("LOCKSTEP_NATS_URLS", &urls),
+            ("LOCKSTEP_NATS_ROOT_CERTIFICATES", root),
+        ];
+        let output = run_lockstep(&["doctor", "--json"], &variables).await;
+        let checks = output.json();
+        let nats =
+            checks.as_array().unwrap().iter().find(|check| check["check"] == "nats").unwrap();
+        assert!(nats["says"].as_str().unwrap().contains(told), "{told}: {nats}");
+        assert!(!output.stdout.contains(secret), "{output:?}");
+    }
+}
+
+#[tokio::test]
 async fn a_stranger_gets_no_connection() {
     let bus = Secured::start(&["--node=node-1"]).await;
     let settings = bus.settings("node-1");

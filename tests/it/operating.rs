@@ -6,7 +6,14 @@ use lockstep_tests::master::Master;
 use lockstep_tests::oracle::{State, assert_clean};
 use lockstep_tests::world::{CliOutput, SOON, World, run_lockstep, until};
 use paper::protocol::{AccountDecl, Style};
+use rustix::fs::OFlags;
+use rustix::process::{Pid, Signal, kill_process};
+use rustix::pty::{OpenptFlags, grantpt, openpt, ptsname, unlockpt};
+use rustix::termios::{LocalModes, tcgetattr};
 use schemas::{AccountId, LinkId};
+use std::fs::File;
+use std::os::fd::OwnedFd;
+use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
 use std::process::Stdio;
 use tokio::io::AsyncReadExt;
@@ -63,6 +70,54 @@ async fn a_reader_that_goes_away_ends_a_verb_quietly() {
             (Some(0), ""),
             "{arguments:?}"
         );
+    }
+}
+
+/// Both ends of a terminal.
+fn terminal() -> (OwnedFd, File) {
+    let ours = openpt(OpenptFlags::RDWR | OpenptFlags::NOCTTY).unwrap();
+    grantpt(&ours).unwrap();
+    unlockpt(&ours).unwrap();
+    let name = ptsname(&ours, Vec::new()).unwrap().into_string().unwrap();
+    // It is not to become that of the tests.
+    let not_ours = OFlags::NOCTTY.bits().cast_signed();
+    let theirs = File::options().read(true).write(true).custom_flags(not_ours).open(name).unwrap();
+    (ours, theirs)
+}
+
+fn shows_what_is_typed(terminal: &File) -> bool {
+    tcgetattr(terminal).unwrap().local_modes.contains(LocalModes::ECHO | LocalModes::ICANON)
+}
+
+#[tokio::test]
+async fn a_terminal_is_as_it_was_when_a_signal_ends_a_verb_that_has_it() {
+    let desk = Desk::new("operating-terminal").await;
+    desk.done(&["account", "add", "one", "--address", "127.0.0.1:4100"]).await;
+    let key = desk.folder.path().join("master-key");
+    desk.done(&["keys", "init", text(&key)]).await;
+    for (arguments, ended_by, code) in [
+        (&["account", "password", "one"][..], Signal::INT, 1),
+        (&["account", "password", "one"], Signal::TERM, 1),
+        (&["status", "--watch"], Signal::TERM, 0),
+    ] {
+        let (_ours, theirs) = terminal();
+        assert!(shows_what_is_typed(&theirs));
+        let mut child = tokio::process::Command::new(binary::lockstep())
+            .args(arguments)
+            .env("LOCKSTEP_DATABASE_URL", &desk.url)
+            .env("LOCKSTEP_MASTER_KEY_FILE", &key)
+            .stdin(theirs.try_clone().unwrap())
+            .stdout(theirs.try_clone().unwrap())
+            .stderr(Stdio::null())
+            .spawn()
+            .unwrap();
+        until("it has the terminal", SOON, async || (!shows_what_is_typed(&theirs)).then_some(()))
+            .await;
+        let pid = Pid::from_raw(child.id().unwrap() as i32).unwrap();
+        kill_process(pid, ended_by).unwrap();
+        let ended = tokio::time::timeout(SOON, child.wait()).await.unwrap().unwrap();
+        assert_eq!(ended.code(), Some(code), "{arguments:?}: {ended:?}");
+        assert!(shows_what_is_typed(&theirs), "{arguments:?}");
     }
 }
 
@@ -193,6 +248,12 @@ async fn a_file_is_applied_as_a_whole_and_a_second_time_changes_nothing() {
         let words = apply(rest);
         desk.cli(&words.iter().map(String::as_str).collect::<Vec<_>>()).await
     };
+    // Who only looks makes no tables.
+    let untouched = run(&["--dry-run"]).await;
+    assert_eq!(untouched.code, Some(3), "{untouched:?}");
+    assert!(untouched.stderr.contains("`lockstep migrate`"), "{untouched:?}");
+    assert_eq!(desk.cli(&["migrate", "status"]).await.code, Some(1));
+    desk.done(&["migrate"]).await;
     let dry = run(&["--dry-run", "--json"]).await.json();
     assert_eq!((&dry["applied"], dry["changes"].as_array().unwrap().len()), (&false.into(), 5));
     assert_eq!(desk.cli(&["account", "list", "--json"]).await.json().as_array().unwrap().len(), 0);

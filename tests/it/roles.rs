@@ -407,9 +407,8 @@ async fn a_node_that_may_not_migrate_refuses_a_schema_that_is_not_its_own() {
         .await
         .unwrap();
     let newer = start().await;
-    let versions = format!("is at migration {}, this program's at {own}", own + 1000);
+    let versions = format!("newer than this program, at migration {} and not at {own}", own + 1000);
     assert!(newer.contains(&versions), "{newer}");
-    assert!(newer.contains("the program is the older one"), "{newer}");
     sqlx::query("delete from _sqlx_migrations where version > $1")
         .bind(own)
         .execute(&mut owner)

@@ -9,6 +9,7 @@
 //!    and whoever asked waits no longer than [`ANSWER_LIMIT`].
 
 use super::session::NodeContext;
+use crate::causes::with_causes;
 use crate::follower::Preview;
 use futures_util::StreamExt;
 use reconcile::{CopyAction, CopyStep, Note};
@@ -62,7 +63,9 @@ pub async fn listen(context: Arc<NodeContext>, asks: mpsc::Sender<Ask>) {
                     }
                 }
             }
-            Err(error) => tracing::warn!(%error, "requests of operators are not heard"),
+            Err(error) => {
+                tracing::warn!(error = %with_causes(&error), "requests of operators are not heard")
+            }
         }
         tokio::time::sleep(RETRY).await;
     }
@@ -82,7 +85,7 @@ fn read(message: &async_nats::Message) -> Option<ControlRequest> {
             None
         }
         (Err(error), _) => {
-            tracing::warn!(%account, %error, "request of an operator cannot be read");
+            tracing::warn!(%account, error = %with_causes(&error), "request of an operator cannot be read");
             None
         }
     }
@@ -102,7 +105,7 @@ async fn answer(
     let Ok(Ok(answer)) = tokio::time::timeout(ANSWER_LIMIT, receiver).await else { return };
     let payload = codec::encode_control_reply(&replied(account, &context, answer));
     if let Err(error) = context.bus.publish(reply, payload.into()).await {
-        tracing::warn!(%account, %error, "answer to an operator not sent");
+        tracing::warn!(%account, error = %with_causes(&error), "answer to an operator not sent");
     }
 }
 

@@ -9,6 +9,7 @@ use super::reading::read;
 use super::rows::{self, Owner};
 use super::session::{AccountSession, Answered, Connection, LOAD_RETRY};
 use crate::broker::{Answer, BrokerSession, NotSent, Outcome, PermittedOrder};
+use crate::causes::with_causes;
 use crate::clock::NodeTime;
 use crate::follower::{Attempt, Effect, Grounds, Input, Now, Record, TicketKey};
 use crate::gate::{Gate, SendPermit};
@@ -267,7 +268,7 @@ impl AccountSession {
                 let stored =
                     context.directory.mark_untaggable(owner.account, owner.token, link).await;
                 let Err(error) = stored else { return };
-                tracing::warn!(account = %owner.account, %link, %error, "lost tags not stored");
+                tracing::warn!(account = %owner.account, %link, error = %with_causes(&error), "lost tags not stored");
                 tokio::time::sleep(LOAD_RETRY).await;
             }
         });

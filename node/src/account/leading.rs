@@ -9,6 +9,7 @@ use super::session::{AccountSession, LOAD_RETRY, NodeContext};
 use crate::broker::paper::PaperBrokerSession;
 use crate::broker::view::AccountView;
 use crate::broker::{BrokerError, BrokerSession, SessionEvent};
+use crate::causes::with_causes;
 use crate::clock::NodeTime;
 use crate::directory::SessionAccount;
 use crate::follower::Follower;
@@ -143,8 +144,8 @@ impl AccountSession {
                     }
                     // The lease is lost: the manager will say so.
                     Ok(false) => Some(again),
-                    Err(error) => {
-                        tracing::warn!(account = %self.owner.account, %epoch, %error, "epoch not stored");
+                    Err(reason) => {
+                        tracing::warn!(account = %self.owner.account, %epoch, %reason, "epoch not stored");
                         Some(again)
                     }
                 }
@@ -193,8 +194,8 @@ impl AccountSession {
         let (context, owner) = (Arc::clone(&self.context), self.owner);
         let older = self.storing.replace(self.context.slow.spawn(async move {
             // Ends with the lease at the latest: then it is refused, and no error any more.
-            while let Err(error) = store_epoch(Arc::clone(&context), owner, epoch).await {
-                tracing::warn!(account = %owner.account, %epoch, %error, "epoch not stored");
+            while let Err(reason) = store_epoch(Arc::clone(&context), owner, epoch).await {
+                tracing::warn!(account = %owner.account, %epoch, %reason, "epoch not stored");
                 tokio::time::sleep(LOAD_RETRY).await;
             }
         }));
@@ -280,5 +281,5 @@ async fn store_epoch(
     epoch: Epoch,
 ) -> Result<bool, String> {
     let stored = context.directory.store_epoch(owner.account, owner.token, epoch).await;
-    stored.map_err(|error| error.to_string())
+    stored.map_err(|error| with_causes(&error))
 }

@@ -11,6 +11,7 @@
 //!
 //! Not covered: what changed; a session that reads its links again sees it.
 
+use crate::causes::with_causes;
 use crate::database;
 use std::time::Duration;
 use tokio::sync::watch;
@@ -57,8 +58,7 @@ pub async fn listen(url: String, raised: watch::Sender<u64>) {
 async fn keep_listening(url: &str, raised: &watch::Sender<u64>, keeping: Keeping) {
     while !raised.is_closed() {
         let deaf = hear(url, raised, keeping).await;
-        let cause = std::error::Error::source(&deaf).map(ToString::to_string);
-        tracing::warn!(error = %deaf, cause, "changes of links are not heard");
+        tracing::warn!(error = %with_causes(&deaf), "changes of links are not heard");
         tokio::time::sleep(keeping.retry).await;
     }
 }

@@ -4,6 +4,7 @@ use super::rows;
 use super::session::{NodeContext, ReadFuture};
 use crate::broker::paper::PaperBrokerSession;
 use crate::broker::{BrokerError, BrokerSession};
+use crate::causes::with_causes;
 use crate::directory::SessionAccount;
 use crate::follower::AccountRead;
 use crate::writer::RowSink;
@@ -18,8 +19,8 @@ pub(super) type Load =
 
 /// Account, links and pairs, read completely.
 pub(super) async fn load(context: &NodeContext, account: AccountId) -> Load {
-    let session = context.directory.session_account(account).await.map_err(|e| e.to_string())?;
-    let loaded = context.rows.load_pairs(account).await.map_err(|e| e.to_string())?;
+    let session = context.directory.session_account(account).await.map_err(|e| with_causes(&e))?;
+    let loaded = context.rows.load_pairs(account).await.map_err(|e| with_causes(&e))?;
     let links =
         session.links.iter().map(|rules| (rules.clone(), rows::pairs_of(rules, &loaded))).collect();
     Ok((session, links))
@@ -46,7 +47,7 @@ pub(super) fn read(
                 (id, Some(AccountRead { snapshot, history, quotes }))
             }
             Err(error) => {
-                tracing::warn!(%error, "account not read");
+                tracing::warn!(error = %with_causes(&error), "account not read");
                 (id, None)
             }
         }

@@ -27,6 +27,7 @@ use crate::broker::paper::{
     self as paper_platform, PaperBrokerSession, PaperEvents, PaperSettings,
 };
 use crate::broker::{BrokerError, BrokerSession, LeftAt, Outcome, SessionEvent};
+use crate::causes::with_causes;
 use crate::clock::{NodeClock, NodeTime};
 use crate::config::NodeConfig;
 use crate::credentials::{Holder, Sealed, unseal};
@@ -225,7 +226,7 @@ async fn read_password(context: Arc<NodeContext>, account: AccountId) -> Option<
     match read.await {
         Ok(Ok(credential)) => Some(credential),
         Ok(Err(error)) => {
-            tracing::debug!(%account, %error, "password not read again");
+            tracing::debug!(%account, error = %with_causes(&error), "password not read again");
             None
         }
         Err(_panic_was_logged) => None,
@@ -419,8 +420,9 @@ impl AccountSession {
                 }
                 Err(error) => {
                     metrics::counter!(names::SESSION_OPEN_FAILURES).increment(1);
-                    tracing::warn!(account = %self.owner.account, %error, "session not opened");
-                    self.status("connecting", Some(error.to_string()), true);
+                    let reason = with_causes(&error);
+                    tracing::warn!(account = %self.owner.account, %reason, "session not opened");
+                    self.status("connecting", Some(reason), true);
                     let now = self.context.clock.now();
                     let down_since = *self.down_since.get_or_insert(now);
                     if now.since(down_since) >= self.context.config.session_down && self.has_peers()
@@ -462,9 +464,9 @@ impl AccountSession {
                     self.epoch = account.epoch_max;
                     return Ok(account);
                 }
-                Err(error) => {
-                    tracing::warn!(account = %account, %error, "account not read");
-                    self.status("connecting", Some(error), true);
+                Err(reason) => {
+                    tracing::warn!(account = %account, %reason, "account not read");
+                    self.status("connecting", Some(reason), true);
                     self.pause(LOAD_RETRY).await?;
                 }
             }
@@ -693,7 +695,7 @@ impl AccountSession {
                     for _ in 0..EVENTS_PER_TURN {
                         let Some(event) = next else { break };
                         if let SessionEvent::Lost(reason) = event {
-                            tracing::warn!(account = %self.owner.account, reason, "session lost");
+                            tracing::warn!(account = %self.owner.account, %reason, "session lost");
                             return Interrupted::Lost;
                         }
                         self.on_event(connection, event);
@@ -799,7 +801,7 @@ impl AccountSession {
             self.listening_elsewhere = Some(self.context.slow.spawn(async move {
                 let heard = context.directory.is_heard_elsewhere(&doubtful, &context.node).await;
                 heard.unwrap_or_else(|error| {
-                    tracing::warn!(%error, "cannot see whether other nodes hear the masters");
+                    tracing::warn!(error = %with_causes(&error), "cannot see whether other nodes hear the masters");
                     false
                 })
             }));
@@ -907,9 +909,9 @@ impl AccountSession {
     ) -> bool {
         let (now, links) = match loaded {
             Ok(loaded) => loaded,
-            Err(error) => {
+            Err(reason) => {
                 // The links as they were stay in force until they can be read.
-                tracing::warn!(account = %self.owner.account, %error, "links not read again");
+                tracing::warn!(account = %self.owner.account, %reason, "links not read again");
                 self.begin_reload(LOAD_RETRY);
                 return false;
             }
@@ -1098,8 +1100,9 @@ impl AccountSession {
 
     /// Settings that make no session: nothing to do until somebody mends the row.
     async fn hold_unusable(&mut self, error: &BrokerError) -> Ended {
-        tracing::error!(account = %self.owner.account, %error, "account cannot be used");
-        self.status("unusable", Some(error.to_string()), true);
+        let reason = with_causes(error);
+        tracing::error!(account = %self.owner.account, %reason, "account cannot be used");
+        self.status("unusable", Some(reason), true);
         loop {
             if let Err(wanted) = self.pause(STATUS_EVERY).await {
                 return self.end_unconnected(wanted).await;

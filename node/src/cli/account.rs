@@ -152,14 +152,32 @@ impl From<DirectoryError> for CliError {
     }
 }
 
+/// A rule by which the database refused something.
+pub(super) struct Rule<'a> {
+    /// Its name.
+    pub(super) name: &'a str,
+    /// The server's words on the values that broke it, such as `Key (name)=(a) already exists.`
+    detail: Option<&'a str>,
+}
+
+impl Rule<'_> {
+    /// The values that another row has already.
+    fn values(&self) -> Option<Vec<&str>> {
+        let (_, values) = self.detail?.split_once("=(")?;
+        Some(values.rsplit_once(')')?.0.split(", ").collect())
+    }
+}
+
 /// An error in the words of the command line, if the database refused by a rule that has some.
 pub(super) fn refused(
     error: DirectoryError,
-    explain: impl FnOnce(&str) -> Option<String>,
+    explain: impl FnOnce(&Rule<'_>) -> Option<String>,
 ) -> CliError {
     let explained = match &error {
         DirectoryError::Database(sqlx::Error::Database(refusal)) => {
-            refusal.constraint().and_then(explain)
+            let detail = refusal.try_downcast_ref::<sqlx::postgres::PgDatabaseError>();
+            let detail = detail.and_then(|refusal| refusal.detail());
+            refusal.constraint().and_then(|name| explain(&Rule { name, detail }))
         }
         _ => None,
     };
@@ -167,15 +185,22 @@ pub(super) fn refused(
 }
 
 /// Why the database refused an account, where that is a rule of accounts.
-pub(super) fn explain(rule: &str, name: &str) -> Option<String> {
-    match rule {
+pub(super) fn explain(rule: &Rule<'_>, name: &str) -> Option<String> {
+    match rule.name {
         "trading_accounts_name_unique" => {
             Some(format!("name {name:?}: there is an account of this name already"))
         }
-        "trading_accounts_one_per_login" => Some(format!(
-            "name {name:?}: another account has the same address and login; two owners of one \
-             account at the broker would copy twice"
-        )),
+        "trading_accounts_one_per_login" => {
+            let at = match rule.values().as_deref() {
+                Some([_, address, login]) => format!(": --address {address}, --login {login}"),
+                _ => String::new(),
+            };
+            Some(format!(
+                "name {name:?}: another account has the same address and login{at} (without --login \
+                 it is the account's own number); two owners of one account at the broker would copy \
+                 twice"
+            ))
+        }
         _ => None,
     }
 }
@@ -196,7 +221,7 @@ pub fn run(args: AccountArgs) -> Result<(), CliError> {
         match args.verb {
             AccountVerb::Add(add) => {
                 let new = add.account().map_err(CliError::Usage)?;
-                let mut db = args.database.connect().await?;
+                let mut db = args.database.connect_to_write().await?;
                 let id = directory::add_account(&mut db, &new)
                     .await
                     .map_err(|error| refused(error, |rule| explain(rule, &new.name)))?;
@@ -210,7 +235,7 @@ pub fn run(args: AccountArgs) -> Result<(), CliError> {
                 print_rows(&directory::list_accounts(&mut db).await?, json)
             }
             AccountVerb::Password { account, remove: true, .. } => {
-                let mut db = args.database.connect().await?;
+                let mut db = args.database.connect_to_write().await?;
                 let id = directory::account_id(&mut db, &account).await?;
                 let had = directory::remove_credential(&mut db, id).await?;
                 if json {
@@ -220,7 +245,7 @@ pub fn run(args: AccountArgs) -> Result<(), CliError> {
                 out::line(format_args!("account {account} {word}"))
             }
             AccountVerb::Password { account, file, remove: false } => {
-                let mut db = args.database.connect().await?;
+                let mut db = args.database.connect_to_write().await?;
                 store_password(&mut db, &account, file.as_deref(), json).await
             }
             AccountVerb::Enable { account } => switch(&args.database, &account, true, json).await,
@@ -240,7 +265,7 @@ async fn store_password(
     let keys = keys::master_keys()?;
     // Nobody types a password that cannot be kept.
     let needed = keys.as_ref().ok_or(CredentialError::NoKey).map_err(wrong)?;
-    let password = password::read(&format!("password of {account}"), file)?;
+    let password = password::read(&format!("password of {account}"), file).await?;
     let holder = Holder { account: id, platform: &platform };
     let sealed = seal(Some(needed), holder, &password).map_err(wrong)?;
     directory::store_credential(db, id, &sealed).await?;
@@ -261,7 +286,7 @@ async fn switch(
     enabled: bool,
     json: bool,
 ) -> Result<(), CliError> {
-    let mut db = database.connect().await?;
+    let mut db = database.connect_to_write().await?;
     let id = directory::account_id(&mut db, account).await?;
     let changed = directory::enable_account(&mut db, id, enabled).await?;
     if json {

@@ -5,6 +5,7 @@
 
 use super::on_bus::{BusArg, connected};
 use super::{CliError, DatabaseArg};
+use crate::causes::with_causes;
 use crate::directory;
 use futures_util::StreamExt;
 use schemas::codec;
@@ -80,7 +81,7 @@ pub(super) async fn ask(
                 // Somebody who lost it a moment ago.
                 Ok(_) => {}
                 // Our own echo is none, and neither is anything else that is not an answer.
-                Err(error) => tracing::debug!(%error, "not an answer"),
+                Err(error) => tracing::debug!(error = %with_causes(&error), "not an answer"),
             }
         }
         Err("the connection to the bus ended".to_owned())

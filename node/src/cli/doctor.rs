@@ -6,7 +6,6 @@
 //! Not covered: brokers. Whether an account can be used there is what its session says
 //! (`lockstep status`).
 
-use super::on_bus::connected;
 use super::settings::{SettingsArg, Sourced};
 use super::table::{TableRow, render};
 use super::{CliError, block_on, config, migrate, out};
@@ -217,15 +216,11 @@ async fn postgres(vars: &Sourced, wanted: Wanted, checks: &mut Checks) {
     let Some(url) = vars.get(URL).filter(|url| !url.is_empty()) else {
         return checks.fail(check, format!("{URL} is missing"), "set it, or run `lockstep init`");
     };
-    let options = match database::options(&url, "doctor") {
+    let read = crate::config::check_database_url(&url)
+        .and_then(|()| database::options(&url, "doctor").map_err(|error| with_causes(&error)));
+    let options = match read {
         Ok(options) => options,
-        Err(_) => {
-            return checks.fail(
-                check,
-                format!("{URL} cannot be read"),
-                "it must look like postgres://user:password@host:5432/database",
-            );
-        }
+        Err(what) => return checks.fail(check, format!("{URL} {what}"), "mend the setting"),
     };
     let shown = SecretUrl::new(url.as_str());
     let connected = async {
@@ -464,13 +459,8 @@ async fn nats(vars: &Sourced, checks: &mut Checks) {
             );
         }
     };
-    if let Err(reason) = connected(&client).await {
-        return checks.fail(
-            check,
-            format!("{shown}: {reason}"),
-            "start the servers; look at the addresses, the user and its secret, and the certificates \
-             that the servers are checked by",
-        );
+    if let Err(refused) = bus::connected(&client, &settings).await {
+        return checks.fail(check, refused.to_string(), &mend(&refused));
     }
     let info = client.server_info();
     checks.ok(check, format!("{shown}: connected to {} {}", info.server_name, info.version));
@@ -485,6 +475,28 @@ async fn nats(vars: &Sourced, checks: &mut Checks) {
             "use the user of a node (`lockstep nats add FOLDER --node NAME`)",
         );
     }
+}
+
+/// What to do about each reason, once.
+fn mend(refused: &bus::NotConnected) -> String {
+    let fix = |refusal: &bus::Refusal| match refusal {
+        bus::Refusal::Login { .. } => {
+            "take the user and its secret from its file of `lockstep nats`; if it was just added, copy \
+             users.conf to the servers and reload them"
+        }
+        bus::Refusal::Tls(_) => {
+            "let LOCKSTEP_NATS_ROOT_CERTIFICATES name the ca.pem of this cluster, and the addresses \
+             the servers as their certificates do"
+        }
+        bus::Refusal::NameNotFound(_) => "look at the name in LOCKSTEP_NATS_URLS",
+        bus::Refusal::NobodyListens | bus::Refusal::Silent => {
+            "start the server; look at the port, and at what filters packets on the way"
+        }
+        bus::Refusal::Other(_) => "look at the server's log",
+    };
+    let fixes: std::collections::BTreeSet<&str> =
+        refused.servers.iter().map(|(_, refusal)| fix(refusal)).collect();
+    fixes.into_iter().collect::<Vec<_>>().join("; ")
 }
 
 fn look_at_server(info: &async_nats::ServerInfo, urls: &[String], checks: &mut Checks) {

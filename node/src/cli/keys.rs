@@ -118,7 +118,7 @@ fn add(file: &Path) -> Result<MasterKey, CliError> {
 
 async fn rotate(database: &DatabaseArg) -> Result<(), CliError> {
     let keys = needed_keys()?;
-    let mut db = database.connect().await?;
+    let mut db = database.connect_to_write().await?;
     let mut rotated = 0_u64;
     let mut refused = Vec::new();
     let mut after = None;

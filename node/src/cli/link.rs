@@ -1,6 +1,6 @@
 //! `lockstep link`: add, list, switch on and off.
 
-use super::account::{Switched, refused};
+use super::account::{Rule, Switched, refused};
 use super::table::{TableRow, print_rows};
 use super::{CliError, DatabaseArg, block_on, out};
 use crate::directory::{self, LinkRow, NewLink};
@@ -245,7 +245,12 @@ impl TableRow for LinkRow {
 /// Runs `lockstep link`.
 pub fn run(args: LinkArgs) -> Result<(), CliError> {
     block_on(async {
-        let mut db = args.database.connect().await?;
+        let mut db = match &args.verb {
+            LinkVerb::List => args.database.connect().await?,
+            LinkVerb::Add(_) | LinkVerb::Enable { .. } | LinkVerb::Disable { .. } => {
+                args.database.connect_to_write().await?
+            }
+        };
         match args.verb {
             LinkVerb::Add(add) => {
                 let between = format!("link from {} to {}", add.master, add.follower);
@@ -266,8 +271,8 @@ pub fn run(args: LinkArgs) -> Result<(), CliError> {
 }
 
 /// Why the database refused a link, where that is a rule of links.
-pub(super) fn explain(rule: &str, between: &str, magic: Option<Magic>) -> Option<String> {
-    match rule {
+pub(super) fn explain(rule: &Rule<'_>, between: &str, magic: Option<Magic>) -> Option<String> {
+    match rule.name {
         "copy_links_magic_unique_per_follower" => {
             let magic = magic.map_or_else(|| "the next free one".to_owned(), |m| m.to_string());
             Some(format!("--magic {magic}: another link of this follower has it, or had it"))

@@ -3,8 +3,8 @@
 //! In: the migrations of this program, and the rows of `_sqlx_migrations`. Out: how each stands.
 //! [`compare`] is pure.
 //!
-//! Every verb that writes brings the schema up to date first; this one is for whoever wants to see
-//! it before, or has another role do it.
+//! Every verb that writes brings the schema up to date first, and one that only reads never does; this
+//! one is for whoever wants to see it before, or has another role do it.
 
 use super::table::{TableRow, or_dash, render};
 use super::{CliError, DatabaseArg, block_on, out};

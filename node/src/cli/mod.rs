@@ -203,6 +203,22 @@ pub(crate) fn block_on<F: Future>(future: F) -> Result<F::Output, CliError> {
     Ok(runtime.block_on(future))
 }
 
+/// Ends when this process is told to end, so that it can put a terminal right before it does. From the
+/// call on, not only while it is waited for, a signal does not end the process by itself.
+pub(crate) fn told_to_end() -> std::io::Result<impl Future<Output = ()>> {
+    use tokio::signal::unix::{SignalKind, signal};
+    let mut interrupt = signal(SignalKind::interrupt())?;
+    let mut terminate = signal(SignalKind::terminate())?;
+    let mut hangup = signal(SignalKind::hangup())?;
+    Ok(async move {
+        tokio::select! {
+            _ = interrupt.recv() => {}
+            _ = terminate.recv() => {}
+            _ = hangup.recv() => {}
+        }
+    })
+}
+
 /// The database that a verb works on.
 #[derive(Debug, clap::Args)]
 pub struct DatabaseArg {
@@ -214,20 +230,28 @@ pub struct DatabaseArg {
 impl DatabaseArg {
     /// The URL given or set in the environment.
     pub fn url(&self) -> Result<String, CliError> {
-        self.database.clone().or_else(|| std::env::var("LOCKSTEP_DATABASE_URL").ok()).ok_or_else(
-            || {
-                CliError::Usage(
-                    "no database: give --database URL or set LOCKSTEP_DATABASE_URL".into(),
-                )
-            },
-        )
+        const VARIABLE: &str = "LOCKSTEP_DATABASE_URL";
+        let set = || std::env::var(VARIABLE).ok().filter(|url| !url.trim().is_empty());
+        let given = self.database.clone().map(|url| ("--database", url));
+        let Some((name, url)) = given.or_else(|| Some((VARIABLE, set()?))) else {
+            return Err(CliError::Usage(format!(
+                "no database: give --database URL or set {VARIABLE}"
+            )));
+        };
+        let wrong = |what| CliError::Usage(format!("{name} {what}"));
+        crate::config::check_database_url(&url).map_err(wrong)?;
+        Ok(url)
     }
 
-    /// A connection with the schema brought up to date.
+    /// A connection that only reads. Nothing is migrated: a schema that is not this program's is told.
     pub async fn connect(&self) -> Result<sqlx::PgConnection, CliError> {
-        let url = self.url()?;
-        crate::database::connect_migrated(&url, "cli")
-            .await
-            .map_err(|e| CliError::missing("database", e))
+        let connection = crate::database::connect_to_read(&self.url()?, "cli").await;
+        connection.map_err(|e| CliError::missing("database", e))
+    }
+
+    /// A connection with the schema brought up to date, for a verb that changes something.
+    pub async fn connect_to_write(&self) -> Result<sqlx::PgConnection, CliError> {
+        let connection = crate::database::connect_migrated(&self.url()?, "cli").await;
+        connection.map_err(|e| CliError::missing("database", e))
     }
 }

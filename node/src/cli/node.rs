@@ -14,7 +14,7 @@ use crate::api;
 use crate::broker::executor::Executor;
 use crate::clock::NodeClock;
 use crate::config::{BlockingThreads, NodeConfig, ProcessVars};
-use crate::database;
+use crate::database::{self, StartWait};
 use crate::directory::Directory;
 use crate::exporter;
 use crate::gate::Gate;
@@ -83,7 +83,8 @@ pub fn run(args: NodeArgs) -> Result<(), CliError> {
         tracing::info!(setting = name, value);
     }
     // Several nodes of one fleet may start at once; the migrator takes a lock.
-    block_on(database::migrate(config.database_url.expose()))?
+    let wait = StartWait::USUAL;
+    block_on(database::migrate_when_there(config.database_url.expose(), wait))?
         .map_err(|error| CliError::missing("database", error))?;
     if let Some(listen) = config.api_listen {
         block_on(may_serve_api(config.database_url.expose(), listen))??;
@@ -197,7 +198,7 @@ fn run_on(
         root_certificates: config.nats_root_certificates.clone(),
         ..ClientSettings::new(urls, node.as_str())
     };
-    let bus = hot.block_on(bus::connect(&bus)).map_err(|error| CliError::missing("bus", error))?;
+    let bus = hot.block_on(connect_to_bus(bus))?;
     let clock = NodeClock::system();
     // Before anything can ask for one: no thread is made in a burst.
     let executor = call_threads(&config, &clock);
@@ -324,6 +325,19 @@ fn run_on(
     last_stamps.write();
     tracing::info!("node ended");
     Ok(())
+}
+
+/// The bus, there or not; what keeps it away is logged.
+async fn connect_to_bus(settings: ClientSettings) -> Result<async_nats::Client, CliError> {
+    let client = bus::connect(&settings).await.map_err(|error| CliError::missing("bus", error))?;
+    let looked_at = client.clone();
+    // The client tries on by itself, and says why it fails nowhere.
+    tokio::spawn(async move {
+        if let Err(refused) = bus::connected(&looked_at, &settings).await {
+            tracing::warn!(%refused, "the bus is not there; trying on");
+        }
+    });
+    Ok(client)
 }
 
 /// The threads for broker calls that hold one. Says what was granted, and warns where calls may have

@@ -1,29 +1,43 @@
 //! The bus that a verb speaks on: which servers, and what they are checked by.
 
 use super::CliError;
-use crate::config::{SecretUrl, holds_certificate};
-use async_nats::connection::State;
+use crate::config::{SecretUrl, check_nats_url, holds_certificate};
 use bus::ClientSettings;
 use clap::Args;
+use std::ops::Deref;
 use std::path::PathBuf;
-use std::time::Duration;
 use tokio::sync::watch;
 
-/// Longest wait for a first connection.
-const CONNECTED_WITHIN: Duration = Duration::from_secs(5);
-/// Time between two looks at the connection.
-const LOOK: Duration = Duration::from_millis(20);
-
-/// Waits for a first connection: what is asked before it is there counts as asked on another one.
-pub(super) async fn connected(client: &async_nats::Client) -> Result<(), String> {
-    let connected = async {
-        while client.connection_state() != State::Connected {
-            tokio::time::sleep(LOOK).await;
-        }
-    };
-    let waited = tokio::time::timeout(CONNECTED_WITHIN, connected).await;
-    waited.map_err(|_| format!("not connected within {CONNECTED_WITHIN:?}"))
+/// A client whose first connection may not be there yet, and what it was made of.
+#[derive(Debug, Clone)]
+pub(super) struct Connecting {
+    client: async_nats::Client,
+    settings: ClientSettings,
 }
+
+impl Connecting {
+    /// The client alone.
+    pub(super) fn into_client(self) -> async_nats::Client {
+        self.client
+    }
+}
+
+impl Deref for Connecting {
+    type Target = async_nats::Client;
+
+    fn deref(&self) -> &async_nats::Client {
+        &self.client
+    }
+}
+
+/// Waits for the first connection; why there is none, by server.
+pub(super) async fn connected(connecting: &Connecting) -> Result<(), String> {
+    let connected = bus::connected(&connecting.client, &connecting.settings).await;
+    connected.map_err(|refused| refused.to_string())
+}
+
+/// Names the servers where no argument does.
+const VARIABLE: &str = "LOCKSTEP_NATS_URLS";
 
 /// Where the bus is.
 #[derive(Debug, Args)]
@@ -41,8 +55,8 @@ pub(super) struct BusArg {
 impl BusArg {
     fn urls(&self) -> Vec<String> {
         self.nats.clone().unwrap_or_else(|| {
-            let set = std::env::var("LOCKSTEP_NATS_URLS");
-            let urls = set.unwrap_or_else(|_| "nats://127.0.0.1:4222".into());
+            let set = std::env::var(VARIABLE).ok().filter(|urls| !urls.trim().is_empty());
+            let urls = set.unwrap_or_else(|| "nats://127.0.0.1:4222".into());
             urls.split(',').map(|url| url.trim().to_owned()).collect()
         })
     }
@@ -55,16 +69,23 @@ impl BusArg {
     }
 
     /// A connection of this name; it may not be there yet.
-    pub(super) async fn connect(&self, name: &str) -> Result<async_nats::Client, CliError> {
+    pub(super) async fn connect(&self, name: &str) -> Result<Connecting, CliError> {
         self.connect_and_tell(name, None).await
     }
 
     /// The same, and what its servers refuse goes to `refusals`.
-    pub(super) async fn connect_and_tell(
+    async fn connect_and_tell(
         &self,
         name: &str,
         refusals: Option<watch::Sender<Option<String>>>,
-    ) -> Result<async_nats::Client, CliError> {
+    ) -> Result<Connecting, CliError> {
+        let urls = self.urls();
+        let name_of_urls = if self.nats.is_some() { "--nats" } else { VARIABLE };
+        let wrong: Vec<String> = urls.iter().filter_map(|url| check_nats_url(url).err()).collect();
+        if !wrong.is_empty() {
+            let faults = wrong.iter().map(|what| format!("{name_of_urls} {what}"));
+            return Err(CliError::Usage(faults.collect::<Vec<_>>().join("\n")));
+        }
         let certificates = self.nats_root_certificates.clone();
         let certificates = certificates
             .or_else(|| std::env::var_os("LOCKSTEP_NATS_ROOT_CERTIFICATES").map(Into::into));
@@ -82,9 +103,23 @@ impl BusArg {
         let settings = ClientSettings {
             root_certificates: certificates,
             refusals,
-            ..ClientSettings::new(self.urls(), name)
+            ..ClientSettings::new(urls, name)
         };
-        bus::connect(&settings).await.map_err(|error| CliError::missing("bus", error))
+        let client =
+            bus::connect(&settings).await.map_err(|error| CliError::missing("bus", error))?;
+        Ok(Connecting { client, settings })
+    }
+
+    /// The same, and the connection is there.
+    pub(super) async fn connected_and_tell(
+        &self,
+        name: &str,
+        refusals: watch::Sender<Option<String>>,
+    ) -> Result<async_nats::Client, CliError> {
+        let connecting = self.connect_and_tell(name, Some(refusals)).await?;
+        let there = connected(&connecting).await;
+        there.map_err(|reason| CliError::missing(format!("bus at {}", self.shown()), reason))?;
+        Ok(connecting.into_client())
     }
 
     /// What went wrong with the bus, and with which.

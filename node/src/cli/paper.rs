@@ -71,7 +71,7 @@ pub fn run(args: PaperArgs) -> Result<(), CliError> {
         None => Vec::new(),
     };
     let password = match &args.password_file {
-        Some(path) => Some(Password::new(password::read("password", Some(path))?.expose())),
+        Some(path) => Some(Password::new(password::of_file(path)?.expose())),
         None => None,
     };
     let settings =

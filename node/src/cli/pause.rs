@@ -110,7 +110,7 @@ struct Set {
 pub fn pause(args: PauseArgs) -> Result<(), CliError> {
     let mode = stopped(args.close_only);
     block_on(async {
-        let mut db = args.database.connect().await?;
+        let mut db = args.database.connect_to_write().await?;
         set(&mut db, Some(&args.target), mode, args.json).await
     })?
 }
@@ -118,7 +118,7 @@ pub fn pause(args: PauseArgs) -> Result<(), CliError> {
 /// Runs `lockstep resume`.
 pub fn resume(args: ResumeArgs) -> Result<(), CliError> {
     block_on(async {
-        let mut db = args.database.connect().await?;
+        let mut db = args.database.connect_to_write().await?;
         set(&mut db, args.target.as_ref(), Mode::Copy, args.json).await
     })?
 }
@@ -127,7 +127,7 @@ pub fn resume(args: ResumeArgs) -> Result<(), CliError> {
 pub fn kill_switch(args: KillSwitchArgs) -> Result<(), CliError> {
     let mode = stopped(args.close_only);
     block_on(async {
-        let mut db = args.database.connect().await?;
+        let mut db = args.database.connect_to_write().await?;
         let links = directory::list_links(&mut db).await?;
         let stops = links.iter().filter(|link| link.effective_mode < mode).count();
         if !args.yes {

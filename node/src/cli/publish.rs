@@ -96,7 +96,7 @@ fn describe(history: &History, steps: &[Step], speed: f64) -> Result<(), CliErro
 async fn play(args: &PublishArgs, account: AccountId, steps: &[Step]) -> Result<(), CliError> {
     let name = format!("publish-{account}");
     let (tell, mut refusals) = watch::channel(None);
-    let client = args.bus.connect_and_tell(&name, Some(tell)).await?;
+    let client = args.bus.connected_and_tell(&name, tell).await?;
     let clock = NodeClock::system();
     let heard = hear_epochs(&client, account, LISTEN_FOR).await;
     let heard = heard.map_err(|error| args.bus.missing(error))?;

@@ -32,7 +32,7 @@ pub fn run(args: RolesArgs) -> Result<(), CliError> {
 }
 
 async fn apply(database: DatabaseArg) -> Result<(), CliError> {
-    let mut db = database.connect().await?;
+    let mut db = database.connect_to_write().await?;
     let missing = roles::missing(&mut db).await?;
     if !missing.is_empty() {
         roles::create(&mut db).await.map_err(|error| refused_to(error, || {

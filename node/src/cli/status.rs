@@ -109,6 +109,38 @@ pub struct ReasonCount {
     pub count: i64,
 }
 
+/// The end of a statement about the events of the last 24 hours. An event is written after it happened,
+/// by clocks that differ by an hour at most, and found by when it was written.
+macro_rules! last_day {
+    () => {
+        "from copy_events where at > now() - interval '24 hours' \
+         and written_at > now() - interval '25 hours'"
+    };
+}
+
+/// How copies of the last 24 hours went.
+const COPIES: &str = concat!(
+    "select count(*) filter (where outcome = 'done') as done, \
+     count(*) filter (where outcome = 'skipped') as skipped, \
+     count(*) filter (where outcome not in ('done', 'skipped')) as failed, \
+     percentile_disc(0.5) within group (order by own_time_us) as p50, \
+     percentile_disc(0.95) within group (order by own_time_us) as p95 ",
+    last_day!()
+);
+
+/// Why there were none.
+const REASONS: &str = concat!(
+    "select action, outcome, coalesce(reason, '-') as reason, count(*) as count ",
+    last_day!(),
+    " and outcome <> 'done' group by 1, 2, 3 order by count(*) desc, 1, 2, 3 limit $1"
+);
+
+/// Both, for whoever looks at their plans.
+#[cfg(test)]
+pub(super) fn of_events() -> (&'static str, &'static str) {
+    (COPIES, REASONS)
+}
+
 /// Latest degraded times of a node in its line.
 const LATEST_MAX: usize = 2;
 /// Most accounts and reasons that are listed.
@@ -197,16 +229,7 @@ pub async fn read(db: &mut PgConnection) -> Result<Status, CliError> {
         external: row.get("external"),
         disabled: row.get("disabled"),
     };
-    let row = sqlx::query(
-        "select count(*) filter (where outcome = 'done') as done, \
-         count(*) filter (where outcome = 'skipped') as skipped, \
-         count(*) filter (where outcome not in ('done', 'skipped')) as failed, \
-         percentile_disc(0.5) within group (order by own_time_us) as p50, \
-         percentile_disc(0.95) within group (order by own_time_us) as p95 \
-         from copy_events where at > clock_timestamp() - interval '24 hours'",
-    )
-    .fetch_one(&mut *db)
-    .await?;
+    let row = sqlx::query(COPIES).fetch_one(&mut *db).await?;
     let copies = CopyCounts {
         done: row.get("done"),
         skipped: row.get("skipped"),
@@ -322,14 +345,7 @@ async fn sessions_down(db: &mut PgConnection) -> Result<Vec<SessionDown>, sqlx::
 }
 
 async fn reasons(db: &mut PgConnection) -> Result<Vec<ReasonCount>, sqlx::Error> {
-    let rows = sqlx::query(
-        "select action, outcome, coalesce(reason, '-') as reason, count(*) as count \
-         from copy_events where at > clock_timestamp() - interval '24 hours' and outcome <> 'done' \
-         group by 1, 2, 3 order by count(*) desc, 1, 2, 3 limit $1",
-    )
-    .bind(LISTED_MAX)
-    .fetch_all(db)
-    .await?;
+    let rows = sqlx::query(REASONS).bind(LISTED_MAX).fetch_all(db).await?;
     let counted = |row: &sqlx::postgres::PgRow| ReasonCount {
         action: row.get("action"),
         outcome: row.get("outcome"),
@@ -342,14 +358,26 @@ async fn reasons(db: &mut PgConnection) -> Result<Vec<ReasonCount>, sqlx::Error>
 /// Runs `lockstep status`.
 pub fn run(args: StatusArgs) -> Result<(), CliError> {
     block_on(async {
-        let mut db = args.database.connect().await?;
+        // What is away from the start is told at once.
+        let mut db = Some(args.database.connect().await?);
         let text = |status: &Status| format!("{}\n{}", as_text(status), details(status));
         if args.watch {
-            return watch(async || Ok(text(&read(&mut db).await?))).await;
+            return watch(async || Ok(text(&look(&mut db, &args.database).await?))).await;
         }
-        let status = read(&mut db).await?;
+        let status = look(&mut db, &args.database).await?;
         if args.json { out::json(&status) } else { out::line(text(&status)) }
     })?
+}
+
+/// Reads the status, over a connection that is kept only if that went well.
+async fn look(kept: &mut Option<PgConnection>, database: &DatabaseArg) -> Result<Status, CliError> {
+    let mut db = match kept.take() {
+        Some(db) => db,
+        None => database.connect().await?,
+    };
+    let status = read(&mut db).await?;
+    *kept = Some(db);
+    Ok(status)
 }
 
 /// What does not work, and why things were not copied; nothing if there is nothing.
@@ -509,6 +537,28 @@ mod tests {
             links.push(add_link(&mut db, &plain).await.unwrap());
         }
         (db, links)
+    }
+
+    #[tokio::test]
+    async fn a_connection_that_broke_is_made_anew_at_the_next_look() {
+        let server = devstack::shared_postgres().await.unwrap();
+        let url = server.create_database("status-watch").await.unwrap();
+        let mut other = crate::database::connect_migrated(&url, "test").await.unwrap();
+        let database = DatabaseArg { database: Some(url) };
+        let mut db = None;
+        look(&mut db, &database).await.unwrap();
+        let pid: i32 = sqlx::query_scalar("select pg_backend_pid()")
+            .fetch_one(db.as_mut().unwrap())
+            .await
+            .unwrap();
+        sqlx::query("select pg_terminate_backend($1, 5000)")
+            .bind(pid)
+            .execute(&mut other)
+            .await
+            .unwrap();
+        let gone = look(&mut db, &database).await;
+        assert!(matches!(gone, Err(CliError::Missing { .. })), "{gone:?}");
+        look(&mut db, &database).await.unwrap();
     }
 
     #[tokio::test]

@@ -68,7 +68,12 @@ impl From<TokenError> for CliError {
 #[allow(clippy::print_stderr, reason = "the token stands on stdout alone, for a pipe")]
 pub fn run(args: TokenArgs) -> Result<(), CliError> {
     block_on(async {
-        let mut db = args.database.connect().await?;
+        let mut db = match &args.verb {
+            TokenVerb::List { .. } => args.database.connect().await?,
+            TokenVerb::Add { .. } | TokenVerb::Revoke { .. } => {
+                args.database.connect_to_write().await?
+            }
+        };
         match args.verb {
             TokenVerb::Add { name, scope, days } => {
                 let (row, secret) = tokens::add(&mut db, &name, scope, days).await?;

@@ -5,6 +5,7 @@ use super::state::{
     AccountRead, Effect, Follower, Now, Planned, QUOTE_WAIT, READ_RETRY, ROUNDS_MAX, Reading,
     Reason, SecondLook, UNRESOLVED_LOOK,
 };
+use crate::causes::with_causes;
 use crate::clock::NodeTime;
 use reconcile::{
     CopyAction, CopyStep, FollowerHistory, InputError, InputParts, Note, Pair, PairState, Plan,
@@ -119,7 +120,7 @@ impl Follower {
         let plan = match planned {
             Ok(plan) => plan,
             Err(error) => {
-                tracing::error!(link = %id, %error, "this link cannot be reconciled");
+                tracing::error!(link = %id, error = %with_causes(&error), "this link cannot be reconciled");
                 if let Some(link) = self.links.get_mut(&id) {
                     link.set_due(now.node.plus(READ_RETRY), reason);
                 }

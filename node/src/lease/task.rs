@@ -384,7 +384,7 @@ impl<S: OwnershipStore> LeaseKeeper<S> {
                     count_releases(outcome.released);
                 }
                 Err(error) => {
-                    tracing::warn!(%error, "accounts could not be given back; trying again");
+                    tracing::warn!(error = %with_causes(&error), "accounts could not be given back; trying again");
                 }
             }
         }
@@ -532,7 +532,7 @@ async fn listen(
                             }
                             Ok(Some(_other_platform)) => {}
                             Err(error) => {
-                                tracing::warn!(%error, "no longer listening for free accounts");
+                                tracing::warn!(error = %with_causes(&error), "no longer listening for free accounts");
                                 break;
                             }
                         },

@@ -20,6 +20,7 @@
 //! database of timeline 1 in its place until it is started again.
 
 use super::task::{LeaseCommands, LeaseState};
+use crate::causes::with_causes;
 use crate::database;
 use futures_util::StreamExt;
 use schemas::subject;
@@ -52,14 +53,16 @@ pub async fn spread(
                 );
                 return;
             }
-            Err(error) => tracing::warn!(%error, "the database's identifier is not known yet"),
+            Err(error) => {
+                tracing::warn!(error = %with_causes(&error), "the database's identifier is not known yet")
+            }
         }
         tokio::time::sleep(RETRY).await;
     };
     let subject = subject::timeline(system);
     while !state.borrow().ended {
         if let Err(error) = exchange(&bus, &subject, &state, &lease).await {
-            tracing::warn!(%error, "timelines are not heard");
+            tracing::warn!(error = %with_causes(&error), "timelines are not heard");
         }
         tokio::time::sleep(RETRY).await;
     }

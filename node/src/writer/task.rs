@@ -9,6 +9,7 @@ use super::metrics::{self, RowEnd};
 use super::recent::Recent;
 use super::rows::RowKind;
 use super::{RowOutcome, RowSink, Shared};
+use crate::causes::with_causes;
 use std::sync::Arc;
 use std::time::Duration;
 use tokio::sync::watch;
@@ -222,7 +223,7 @@ impl WriterTask {
     fn drop_rows(&self, batch: Batch, error: &WriteError) {
         let kind = batch.kind();
         for entry in batch.entries {
-            tracing::error!(row = ?entry.row, %error, "row is refused and dropped");
+            tracing::error!(row = ?entry.row, error = %with_causes(error), "row is refused and dropped");
             metrics::row(kind, RowEnd::Refused);
             self.shared.queue.lock().settle(&entry.row);
         }
@@ -230,7 +231,7 @@ impl WriterTask {
 
     fn hold_rows(&self, batch: Batch, error: &WriteError) {
         for entry in batch.entries {
-            tracing::warn!(row = ?entry.row, %error, attempts = entry.attempts, "row has to wait");
+            tracing::warn!(row = ?entry.row, error = %with_causes(error), attempts = entry.attempts, "row has to wait");
             self.shared.queue.lock().hold(entry, Instant::now(), fastrand::f64());
         }
     }
@@ -243,9 +244,9 @@ impl WriterTask {
         let rows = queue.pending_of_all();
         drop(queue);
         if is_deployment && !self.has_deployment_fault {
-            tracing::error!(%error, rows, "database does not fit this program, rows are kept");
+            tracing::error!(error = %with_causes(error), rows, "database does not fit this program, rows are kept");
         } else if self.failures == 0 {
-            tracing::warn!(%error, rows, "database takes no rows, they are kept");
+            tracing::warn!(error = %with_causes(error), rows, "database takes no rows, they are kept");
         }
         self.has_deployment_fault = is_deployment;
         metrics::deployment_fault(is_deployment);
@@ -275,7 +276,7 @@ async fn prepare<S: RowSink>(sink: &S) -> Duration {
     match sink.prepare().await {
         Ok(()) => PREPARE_EVERY,
         Err(error) => {
-            tracing::warn!(%error, "partitions of copy events are not made ahead");
+            tracing::warn!(error = %with_causes(&error), "partitions of copy events are not made ahead");
             PREPARE_RETRY
         }
     }

@@ -18,6 +18,7 @@
 //! 4. A panic in [`Work::carry_out`] costs neither the thread nor [`Work::tell`].
 
 use super::queue::{Entry, LaneKey, Queue};
+use crate::causes::with_causes;
 use parking_lot::Mutex;
 use rustix::thread::futex;
 use schemas::AccountId;
@@ -113,7 +114,7 @@ impl<W: Work> Crew<W> {
             let shared = Arc::clone(&shared);
             let thread = std::thread::Builder::new().name("lockstep-call".into());
             if let Err(error) = thread.spawn(move || shared.work()) {
-                tracing::warn!(%error, asked, got = threads, "no more threads for broker calls");
+                tracing::warn!(error = %with_causes(&error), asked, got = threads, "no more threads for broker calls");
                 break;
             }
             threads += 1;

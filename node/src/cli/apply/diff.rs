@@ -6,7 +6,8 @@
 //! Invariants:
 //! 1. What is not in the file is left alone unless pruning is asked for, and is named.
 //! 2. Rows that say what the file says make no change: applying twice changes nothing.
-//! 3. With any fault there is no change at all.
+//! 3. With any fault there is no change at all. Entries of the file that could not be read count by their
+//!    names: they are faults already, and no reason for others.
 //! 4. What an account is at its broker changes only while nobody owns it and no copy of it is open;
 //!    a link's magic only while the link is off and has no open copy. A session that runs would not
 //!    hear of the first, and copies would not be recognised after the second.
@@ -97,6 +98,7 @@ pub(super) struct Plan {
 /// The changes, or every reason against them.
 pub(super) fn diff(file: &Declared, stored: &Stored, prune: bool) -> Result<Plan, Vec<Fault>> {
     let mut differ = Differ { file, stored, prune, faults: Vec::new(), plan: Plan::default() };
+    differ.check_doubles();
     differ.check_names();
     differ.check_links();
     differ.check_cycles();
@@ -109,6 +111,17 @@ pub(super) fn diff(file: &Declared, stored: &Stored, prune: bool) -> Result<Plan
     differ.faults.sort();
     differ.faults.dedup();
     Err(differ.faults)
+}
+
+/// The faults that the file has whatever the database holds.
+pub(super) fn faults_of_file(file: &Declared) -> Option<Vec<Fault>> {
+    let stored = Stored::default();
+    let mut differ =
+        Differ { file, stored: &stored, prune: false, faults: Vec::new(), plan: Plan::default() };
+    differ.check_doubles();
+    differ.check_names();
+    differ.check_cycles();
+    Some(differ.faults).filter(|faults| !faults.is_empty())
 }
 
 struct Differ<'a> {
@@ -144,6 +157,12 @@ impl<'a> Differ<'a> {
         self.file.accounts.iter().find(|declared| declared.account.name == name)
     }
 
+    /// The file names it, in an entry that could be read or not.
+    fn is_named(&self, name: &str) -> bool {
+        let unread = || self.file.unread_accounts.iter().any(|(_, unread)| unread == name);
+        self.declared(name).is_some() || unread()
+    }
+
     fn stored_account(&self, name: &str) -> Option<&'a StoredAccount> {
         self.stored.accounts.iter().find(|stored| stored.account.name == name)
     }
@@ -162,11 +181,26 @@ impl<'a> Differ<'a> {
         links.filter(move |stored| !prune && !stored.is_removed && !is_declared(file, stored))
     }
 
+    /// Names and pairs that two entries have, read or not.
+    fn check_doubles(&mut self) {
+        let file = self.file;
+        let read = file.accounts.iter().map(|d| (d.at, d.account.name.clone()));
+        for (at, name, first) in doubles(read.chain(file.unread_accounts.iter().cloned())) {
+            self.fault(at, format!("name {name:?}: line {} has it already", first.line));
+        }
+        let named = |at: At, master: &str, follower: &str| (at, between(master, follower));
+        let read = file.links.iter().map(|link| named(link.at, &link.master, &link.follower));
+        let unread = file.unread_links.iter().map(|(at, m, f)| named(*at, m, f));
+        for (at, named, first) in doubles(read.chain(unread)) {
+            self.fault(at, format!("link {named}: line {} has it already", first.line));
+        }
+    }
+
     fn check_names(&mut self) {
-        let mut names: BTreeMap<&str, At> = BTreeMap::new();
+        let mut names: BTreeSet<&str> = BTreeSet::new();
         let mut logins: BTreeMap<Login, String> = BTreeMap::new();
         for stored in &self.stored.accounts {
-            if self.declared(&stored.account.name).is_none()
+            if !self.is_named(&stored.account.name)
                 && let Some(login) = login_of(&stored.account, Some(stored.id))
             {
                 logins.insert(login, format!("account {:?}", stored.account.name));
@@ -174,9 +208,7 @@ impl<'a> Differ<'a> {
         }
         for declared in &self.file.accounts {
             let account = &declared.account;
-            if let Some(first) = names.insert(&account.name, declared.at) {
-                let what = format!("name {:?}: line {} has it already", account.name, first.line);
-                self.fault(declared.at, what);
+            if !names.insert(&account.name) {
                 continue;
             }
             let id = self.stored_account(&account.name).map(|stored| stored.id);
@@ -194,7 +226,7 @@ impl<'a> Differ<'a> {
     }
 
     fn check_links(&mut self) {
-        let mut places: BTreeMap<(&str, &str), At> = BTreeMap::new();
+        let mut places: BTreeSet<(&str, &str)> = BTreeSet::new();
         let mut magics: BTreeMap<(&str, u64), String> = BTreeMap::new();
         let of_others =
             self.stored.links.iter().filter(|s| s.is_removed || !is_declared(self.file, s));
@@ -205,8 +237,7 @@ impl<'a> Differ<'a> {
         }
         for link in &self.file.links {
             let named = between(&link.master, &link.follower);
-            if let Some(first) = places.insert((&link.master, &link.follower), link.at) {
-                self.fault(link.at, format!("link {named}: line {} has it already", first.line));
+            if !places.insert((&link.master, &link.follower)) {
                 continue;
             }
             if link.master == link.follower {
@@ -229,6 +260,9 @@ impl<'a> Differ<'a> {
     }
 
     fn check_account_of(&mut self, link: &DeclaredLink, role: &str, name: &str) {
+        if self.file.unread_accounts.iter().any(|(_, unread)| unread == name) {
+            return;
+        }
         let declared = self.declared(name).map(|declared| &declared.account);
         let stored = self.stored_account(name).map(|stored| &stored.account);
         let Some(account) = declared.or(stored) else {
@@ -361,7 +395,7 @@ impl<'a> Differ<'a> {
         self.plan.changes = first;
         for stored in &self.stored.accounts {
             let name = &stored.account.name;
-            if self.declared(name).is_some() || !stored.account.enabled {
+            if self.is_named(name) || !stored.account.enabled {
                 continue;
             }
             if !self.prune {
@@ -391,7 +425,27 @@ impl<'a> Differ<'a> {
 
 fn is_declared(file: &Declared, stored: &StoredLink) -> bool {
     let is_it = |l: &DeclaredLink| l.master == stored.master && l.follower == stored.follower;
-    !stored.is_removed && file.links.iter().any(is_it)
+    let is_unread = |(_, master, follower): &(At, String, String)| {
+        *master == stored.master && *follower == stored.follower
+    };
+    !stored.is_removed && (file.links.iter().any(is_it) || file.unread_links.iter().any(is_unread))
+}
+
+/// What comes a second time, and where it was first.
+fn doubles(named: impl Iterator<Item = (At, String)>) -> Vec<(At, String, At)> {
+    let mut named: Vec<(At, String)> = named.collect();
+    named.sort();
+    let mut first: BTreeMap<String, At> = BTreeMap::new();
+    let mut doubles = Vec::new();
+    for (at, name) in named {
+        match first.get(&name) {
+            Some(before) => doubles.push((at, name, *before)),
+            None => {
+                first.insert(name, at);
+            }
+        }
+    }
+    doubles
 }
 
 /// What keeps an account as it is at its broker.

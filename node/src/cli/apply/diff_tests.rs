@@ -57,12 +57,16 @@ fn stored() -> Stored {
 }
 
 fn planned(text: &str, stored: &Stored, prune: bool) -> Plan {
-    diff(&parse(text).unwrap(), stored, prune).unwrap()
+    let (declared, faults) = parse(text);
+    assert_eq!(faults, []);
+    diff(&declared, stored, prune).unwrap()
 }
 
 /// The faults, each with its line before it.
 fn faults(text: &str, stored: &Stored, prune: bool) -> Vec<String> {
-    let faults = diff(&parse(text).unwrap(), stored, prune).unwrap_err();
+    let (declared, unread) = parse(text);
+    assert_eq!(unread, []);
+    let faults = diff(&declared, stored, prune).unwrap_err();
     faults.iter().map(|fault| format!("{} {}", fault.at.line, fault.what)).collect()
 }
 
@@ -240,4 +244,27 @@ fn a_magic_changes_only_while_the_link_is_off_and_has_no_open_copy() {
     assert!(faults(&text, &now, false)[0].contains("open copies (1 now)"));
     now.links[0].copies_open = 0;
     assert_eq!(steps(&planned(&text, &now, false)), ["change boss → one"]);
+}
+
+#[test]
+fn entries_with_faults_hide_no_other_fault_and_make_none() {
+    // The second "two" has a wrong key, the first link a wrong value; both are known by their names.
+    let text = format!(
+        "{ACCOUNTS}[[account]]\nname = \"two\"\nadress = \"127.0.0.1:4100\"\n\
+         [[account]]\nname = \"three\"\nlogin = 3\n\
+         [[link]]\nmaster = \"boss\"\nfollower = \"one\"\nvalue = -3\n\
+         [[link]]\nmaster = \"boss\"\nfollower = \"one\"\n\
+         [[link]]\nmaster = \"boss\"\nfollower = \"three\"\n"
+    );
+    let (declared, unread) = parse(&text);
+    assert_eq!(unread.len(), 3, "{unread:?}");
+    let of_file = faults_of_file(&declared).unwrap();
+    let with_database = diff(&declared, &stored(), true).unwrap_err();
+    assert_eq!(of_file, with_database);
+    let told: Vec<String> = of_file.iter().map(|f| format!("{} {}", f.at, f.what)).collect();
+    let expected = [
+        "13:1 name \"two\": line 9 has it already",
+        "23:1 link boss → one: line 19 has it already",
+    ];
+    assert_eq!(told, expected);
 }

@@ -2,7 +2,8 @@
 //!
 //! Decides: what the file declares, by the same parsers as the command line: each key is an option
 //! of that verb, so that there is one list of rules.
-//! In: the text. Out: [`Declared`], or every fault of the text with its place.
+//! In: the text. Out: [`Declared`], and every fault of the text with its place. Of entries with faults the
+//! names are in it, so that what several entries come to is judged in the same run.
 //!
 //! Invariants:
 //! 1. A key that is no option is a fault, and so is a value that the option refuses.
@@ -68,10 +69,14 @@ pub(super) struct DeclaredLink {
 pub(super) struct Declared {
     pub(super) accounts: Vec<DeclaredAccount>,
     pub(super) links: Vec<DeclaredLink>,
+    /// Names of accounts whose entries have faults.
+    pub(super) unread_accounts: Vec<(At, String)>,
+    /// Master and follower of links whose entries have faults.
+    pub(super) unread_links: Vec<(At, String, String)>,
 }
 
-/// Reads a file.
-pub(super) fn parse(text: &str) -> Result<Declared, Vec<Fault>> {
+/// Reads a file. With any fault, what is declared is not whole: it is good for finding more faults.
+pub(super) fn parse(text: &str) -> (Declared, Vec<Fault>) {
     let mut reader = Reader { text, faults: Vec::new() };
     let (document, errors) = DeTable::parse_recoverable(text);
     for error in errors {
@@ -81,13 +86,25 @@ pub(super) fn parse(text: &str) -> Result<Declared, Vec<Fault>> {
     if !reader.faults.is_empty() {
         // What was guessed behind them would make faults of its own.
         reader.faults.sort();
-        return Err(reader.faults);
+        return (Declared::default(), reader.faults);
     }
     let mut declared = Declared::default();
     for (key, value) in document.get_ref() {
         match key.get_ref().as_ref() {
-            "account" => declared.accounts.extend(reader.accounts(value)),
-            "link" => declared.links.extend(reader.links(value)),
+            "account" => {
+                let (accounts, unread) = reader.accounts(value);
+                declared.accounts.extend(accounts);
+                let named = |(at, table)| Some((at, text_at(table, "name")?));
+                declared.unread_accounts.extend(unread.into_iter().filter_map(named));
+            }
+            "link" => {
+                let (links, unread) = reader.links(value);
+                declared.links.extend(links);
+                let named = |(at, table)| {
+                    Some((at, text_at(table, "master")?, text_at(table, "follower")?))
+                };
+                declared.unread_links.extend(unread.into_iter().filter_map(named));
+            }
             other => {
                 let what = format!("unknown key {other:?}: a file has [[account]] and [[link]]");
                 reader.fault(&key.span(), what);
@@ -96,12 +113,18 @@ pub(super) fn parse(text: &str) -> Result<Declared, Vec<Fault>> {
     }
     declared.accounts.sort_by_key(|account| account.at);
     declared.links.sort_by_key(|link| link.at);
-    if reader.faults.is_empty() {
-        return Ok(declared);
-    }
     reader.faults.sort();
     reader.faults.dedup();
-    Err(reader.faults)
+    (declared, reader.faults)
+}
+
+/// The text of a key, if it has one.
+fn text_at(table: &DeTable<'_>, key: &str) -> Option<String> {
+    let (_, value) = table.iter().find(|(name, _)| name.get_ref() == key)?;
+    match value.get_ref() {
+        DeValue::String(text) => Some(text.clone().into_owned()),
+        _ => None,
+    }
 }
 
 struct Reader<'a> {
@@ -110,6 +133,9 @@ struct Reader<'a> {
 }
 
 type Entry<'i> = Spanned<DeValue<'i>>;
+
+/// Entries with faults, and where they stand.
+type Unread<'e, 'i> = Vec<(At, &'e DeTable<'i>)>;
 
 impl Reader<'_> {
     fn at(&self, span: &Range<usize>) -> At {
@@ -126,7 +152,10 @@ impl Reader<'_> {
         self.faults.push(Fault::new(at, what));
     }
 
-    fn accounts(&mut self, entries: &Entry<'_>) -> Vec<DeclaredAccount> {
+    fn accounts<'e, 'i>(
+        &mut self,
+        entries: &'e Entry<'i>,
+    ) -> (Vec<DeclaredAccount>, Unread<'e, 'i>) {
         let command = account::AddArgs::augment_args(entry_command("account"));
         let read = |entry: &Read| {
             let words = account::AddArgs::from_arg_matches(&entry.matches)
@@ -135,10 +164,10 @@ impl Reader<'_> {
             let account = words.account().map_err(|what| entry.blame(&what))?;
             Ok(DeclaredAccount { at, account })
         };
-        self.entries(&command, entries, read)
+        self.entries(&command, entries, "name", read)
     }
 
-    fn links(&mut self, entries: &Entry<'_>) -> Vec<DeclaredLink> {
+    fn links<'e, 'i>(&mut self, entries: &'e Entry<'i>) -> (Vec<DeclaredLink>, Unread<'e, 'i>) {
         let command = link::AddArgs::augment_args(entry_command("link"));
         let read = |entry: &Read| {
             let words = link::AddArgs::from_arg_matches(&entry.matches)
@@ -148,33 +177,43 @@ impl Reader<'_> {
                 words.link(AccountId::MIN, AccountId::MIN).map_err(|what| entry.blame(&what))?;
             Ok(DeclaredLink { at: entry.place("master"), master, follower, link })
         };
-        self.entries(&command, entries, read)
+        self.entries(&command, entries, "master", read)
     }
 
-    fn entries<T>(
+    /// Each entry, or that it has faults; it stands where its key `first` does.
+    fn entries<'e, 'i, T>(
         &mut self,
         command: &Command,
-        entries: &Entry<'_>,
+        entries: &'e Entry<'i>,
+        first: &str,
         read: impl Fn(&Read) -> Result<T, (At, String)>,
-    ) -> Vec<T> {
+    ) -> (Vec<T>, Unread<'e, 'i>) {
         let name = command.get_name().to_owned();
         let Some(tables) = entries.get_ref().as_array() else {
             self.fault(&entries.span(), format!("must be written as [[{name}]]"));
-            return Vec::new();
+            return (Vec::new(), Vec::new());
         };
-        let mut all = Vec::new();
+        let (mut all, mut unread) = (Vec::new(), Vec::new());
         for entry in tables.iter() {
             let Some(table) = entry.get_ref().as_table() else {
                 self.fault(&entry.span(), format!("must be written as [[{name}]]"));
                 continue;
             };
-            let Some(matched) = self.entry(command, table, &entry.span()) else { continue };
+            let key = table.iter().find(|(key, _)| key.get_ref() == first);
+            let at = self.at(&key.map_or_else(|| entry.span(), |(key, _)| key.span()));
+            let Some(matched) = self.entry(command, table, &entry.span()) else {
+                unread.push((at, table));
+                continue;
+            };
             match read(&matched) {
                 Ok(declared) => all.push(declared),
-                Err((at, what)) => self.faults.push(Fault::new(at, what)),
+                Err((place, what)) => {
+                    self.faults.push(Fault::new(place, what));
+                    unread.push((at, table));
+                }
             }
         }
-        all
+        (all, unread)
     }
 
     /// One entry as the arguments of its verb; nothing if anything of it is wrong.
@@ -336,11 +375,7 @@ mod tests {
     use super::*;
 
     fn faults(text: &str) -> Vec<String> {
-        parse(text)
-            .unwrap_err()
-            .iter()
-            .map(|fault| format!("{} {}", fault.at, fault.what))
-            .collect()
+        parse(text).1.iter().map(|fault| format!("{} {}", fault.at, fault.what)).collect()
     }
 
     #[test]
@@ -367,7 +402,8 @@ mod tests {
             reverse = false
             symbol = { GOLD = "XAUUSD", "US30.c" = "DJ30" }
         "#;
-        let declared = parse(text).unwrap();
+        let (declared, faults) = parse(text);
+        assert_eq!(faults, []);
         let [alice, boss] = &declared.accounts[..] else { panic!("{declared:?}") };
         assert_eq!(alice.account.connection["login"], 77);
         assert!(alice.account.enabled && !boss.account.enabled);

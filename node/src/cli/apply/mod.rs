@@ -20,7 +20,7 @@ use super::table::{TableRow, render};
 use super::{CliError, DatabaseArg, block_on, out};
 use clap::Args;
 use diff::{Change, Plan, Step};
-use file::{At, Fault};
+use file::{At, Declared, Fault};
 use serde::Serialize;
 use sqlx::{Acquire, PgConnection};
 use std::path::PathBuf;
@@ -95,9 +95,16 @@ pub fn run(args: ApplyArgs) -> Result<(), CliError> {
     let text = std::fs::read_to_string(&args.file)
         .map_err(|error| CliError::missing(format!("--file {shown}"), error))?;
     let wrong = |faults: Vec<Fault>| refusal(&shown, &faults);
-    let declared = file::parse(&text).map_err(wrong)?;
+    let (declared, faults) = file::parse(&text);
+    if !faults.is_empty() {
+        return Err(wrong(block_on(with_more(faults, &declared, &args))?));
+    }
     let plan = block_on(async {
-        let mut db = args.database.connect().await?;
+        let mut db = if args.dry_run {
+            args.database.connect().await?
+        } else {
+            args.database.connect_to_write().await?
+        };
         let mut all = db.begin().await?;
         let stored = store::read(&mut all).await?;
         let plan = diff::diff(&declared, &stored, args.prune).map_err(wrong)?;
@@ -111,6 +118,24 @@ pub fn run(args: ApplyArgs) -> Result<(), CliError> {
         Ok::<_, CliError>(plan)
     })??;
     show(&args, &plan)
+}
+
+/// These faults, and those that show when what could be read is compared with the database; without one
+/// in reach, with nothing.
+async fn with_more(mut faults: Vec<Fault>, declared: &Declared, args: &ApplyArgs) -> Vec<Fault> {
+    let stored = async {
+        let mut db = args.database.connect().await.ok()?;
+        let mut all = db.begin().await.ok()?;
+        store::read(&mut all).await.ok()
+    };
+    let more = match stored.await {
+        Some(stored) => diff::diff(declared, &stored, args.prune).err(),
+        None => diff::faults_of_file(declared),
+    };
+    faults.extend(more.into_iter().flatten());
+    faults.sort();
+    faults.dedup();
+    faults
 }
 
 fn refusal(file: &str, faults: &[Fault]) -> CliError {

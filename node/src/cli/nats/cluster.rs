@@ -18,6 +18,9 @@ const HASH_COST: u32 = 10;
 pub(super) struct Cluster {
     pub(super) servers: Vec<Server>,
     pub(super) users: BTreeMap<String, User>,
+    /// The day on which the servers' certificates end.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub(super) valid_until: Option<String>,
 }
 
 /// One server, as clients and the other servers reach it.
@@ -136,7 +139,7 @@ impl Cluster {
                 ));
             }
         }
-        Ok(Cluster { servers, users: BTreeMap::new() })
+        Ok(Cluster { servers, users: BTreeMap::new(), valid_until: None })
     }
 
     /// The settings of a user's process: its own secret, and what it checks the servers by.

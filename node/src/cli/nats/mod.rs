@@ -7,7 +7,9 @@
 //! Invariants:
 //! 1. A secret stands in the file of its user alone, which only the owner can read; the servers
 //!    get a hash.
-//! 2. The key that signed the certificates is written nowhere: nobody can make another server.
+//! 2. The key that signed the certificates is written nowhere: nobody can make another server. `renew`
+//!    makes all certificates anew, with another key, and `ca.pem` then holds both authorities, so that
+//!    servers and users may change one after the other.
 //! 3. No file of an earlier cluster is overwritten by `init`.
 
 mod cluster;
@@ -27,6 +29,13 @@ use std::path::{Path, PathBuf};
 
 /// What is left to do when the users have changed.
 const RELOAD: &str = "copy users.conf to every server, then `nats-server --signal reload` there";
+
+/// What is left to do when the certificates have changed.
+const RENEWED: &str = "1. copy ca.pem to every server and every user; reload the servers (`nats-server --signal reload`) \
+     and restart the users' processes one after the other\n\
+     2. then copy cert.pem and key.pem to every server and reload it\n\
+     ca.pem holds the authority of before as well: until a server has its new certificate it keeps to \
+     the old one";
 
 /// Arguments of `lockstep nats`.
 #[derive(Debug, Args)]
@@ -63,7 +72,13 @@ enum NatsVerb {
         /// Name of the user.
         user: String,
     },
-    /// List the users of a cluster and what they may do.
+    /// Make all certificates anew before they run out; users and their secrets stay. `ca.pem` then holds
+    /// the authority of before as well, so that nothing stops while the files are handed out.
+    Renew {
+        /// The folder that `init` wrote.
+        folder: PathBuf,
+    },
+    /// List the users of a cluster and what they may do, and until when its certificates are valid.
     List {
         /// The folder that `init` wrote.
         folder: PathBuf,
@@ -188,6 +203,18 @@ pub fn run(args: NatsArgs) -> Result<(), CliError> {
             }
             out::line(RELOAD)
         }
+        NatsVerb::Renew { folder } => {
+            let mut cluster = read(&folder)?;
+            let path = folder.join("ca.pem");
+            let shown = path.display().to_string();
+            let before =
+                fs::read_to_string(&path).map_err(|e| CliError::missing(shown.clone(), e))?;
+            let before = server::first_certificate(&before)
+                .ok_or_else(|| CliError::Usage(format!("{shown}: holds no certificate")))?;
+            write_certificates(&folder, &mut cluster, Some(before))?;
+            write_servers(&folder, &cluster)?;
+            out::line(format_args!("{}\n{RENEWED}", valid(&cluster)))
+        }
         NatsVerb::List { folder, json } => {
             let cluster = read(&folder)?;
             let rows = cluster.users.iter().map(|(name, user)| {
@@ -199,9 +226,16 @@ pub fn run(args: NatsArgs) -> Result<(), CliError> {
                     hears: subjects.subscribe,
                 }
             });
-            print_rows(&rows.collect::<Vec<_>>(), json)
+            print_rows(&rows.collect::<Vec<_>>(), json)?;
+            if json { Ok(()) } else { out::line(format_args!("\n{}", valid(&cluster))) }
         }
     }
+}
+
+/// Until when the certificates are valid, and what then.
+fn valid(cluster: &Cluster) -> String {
+    let until = cluster.valid_until.as_deref().unwrap_or("ten years after they were made");
+    format!("the certificates are valid until {until}; `lockstep nats renew` makes new ones before")
 }
 
 fn init(
@@ -231,8 +265,9 @@ fn init(
         cluster.servers.iter().map(|s| folder.join(s.folder()).display().to_string()).collect();
     out::line(format_args!(
         "on each server's machine: copy its folder there ({}), then\n  \
-         cd THAT_FOLDER && nats-server -c nats.conf",
-        homes.join(", ")
+         cd THAT_FOLDER && nats-server -c nats.conf\n{}",
+        homes.join(", "),
+        valid(&cluster)
     ))
 }
 
@@ -241,20 +276,36 @@ fn write_new(
     cluster: &mut Cluster,
     users: Vec<(String, bus::Role)>,
 ) -> Result<(), CliError> {
-    let authority =
-        server::Authority::new(cluster).map_err(|e| CliError::missing("certificate", e))?;
-    write(&folder.join("ca.pem"), authority.certificate(), Secrecy::Public)?;
     for server in &cluster.servers {
         let home = folder.join(server.folder());
         fs::create_dir(&home).map_err(|e| CliError::missing(home.display().to_string(), e))?;
-        let (certificate, key) =
-            authority.issue(server).map_err(|e| CliError::missing("certificate", e))?;
-        write(&home.join("ca.pem"), authority.certificate(), Secrecy::Public)?;
-        write(&home.join("cert.pem"), &certificate, Secrecy::Public)?;
-        write(&home.join("key.pem"), &key, Secrecy::Secret)?;
         write(&home.join("nats.conf"), &server::conf(cluster, server), Secrecy::Public)?;
     }
+    write_certificates(folder, cluster, None)?;
     add_users(folder, cluster, users)
+}
+
+/// A new authority, and what it signs; it is believed beside the one of before.
+fn write_certificates(
+    folder: &Path,
+    cluster: &mut Cluster,
+    before: Option<&str>,
+) -> Result<(), CliError> {
+    let failed = |error| CliError::missing("certificate", error);
+    let authority = server::Authority::new(cluster).map_err(failed)?;
+    let believed = [authority.certificate().trim_end(), before.unwrap_or_default()].join("\n");
+    let believed = format!("{}\n", believed.trim_end());
+    // Whoever believes too much too early still believes the servers.
+    write(&folder.join("ca.pem"), &believed, Secrecy::Public)?;
+    for server in &cluster.servers {
+        let home = folder.join(server.folder());
+        write(&home.join("ca.pem"), &believed, Secrecy::Public)?;
+        let (certificate, key) = authority.issue(server).map_err(failed)?;
+        write(&home.join("cert.pem"), &certificate, Secrecy::Public)?;
+        write(&home.join("key.pem"), &key, Secrecy::Secret)?;
+    }
+    cluster.valid_until = Some(authority.valid_until());
+    Ok(())
 }
 
 /// New users with new secrets, and their files of settings.

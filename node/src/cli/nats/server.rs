@@ -8,7 +8,7 @@ use rcgen::{
 use std::fmt::Write;
 use time::{Duration, OffsetDateTime};
 
-/// Certificates that run out stop a fleet; a cluster that is made anew gets new ones.
+/// Certificates that run out stop a fleet; `lockstep nats renew` makes new ones.
 const VALID: Duration = Duration::days(3_650);
 /// Machines whose clocks are behind must accept them at once.
 const CLOCK_BEHIND: Duration = Duration::days(1);
@@ -17,16 +17,23 @@ const CLOCK_BEHIND: Duration = Duration::days(1);
 pub(super) struct Authority {
     issuer: CertifiedIssuer<'static, KeyPair>,
     pem: String,
+    valid_until: OffsetDateTime,
 }
 
 impl Authority {
     pub(super) fn new(cluster: &Cluster) -> Result<Authority, rcgen::Error> {
         let mut params = params(Vec::new(), &format!("Lockstep bus of {}", names(cluster)))?;
+        let valid_until = params.not_after;
         params.is_ca = IsCa::Ca(BasicConstraints::Constrained(0));
         params.key_usages = vec![KeyUsagePurpose::KeyCertSign, KeyUsagePurpose::CrlSign];
         let issuer = CertifiedIssuer::self_signed(params, KeyPair::generate()?)?;
         let pem = issuer.pem();
-        Ok(Authority { issuer, pem })
+        Ok(Authority { issuer, pem, valid_until })
+    }
+
+    /// The day on which it ends, and what it signs not earlier.
+    pub(super) fn valid_until(&self) -> String {
+        self.valid_until.date().to_string()
     }
 
     /// What everybody checks the servers by.
@@ -52,6 +59,14 @@ fn params(hosts: Vec<String>, name: &str) -> Result<CertificateParams, rcgen::Er
     let now = OffsetDateTime::now_utc();
     (params.not_before, params.not_after) = (now - CLOCK_BEHIND, now + VALID);
     Ok(params)
+}
+
+/// The first certificate of a file: the one that the servers' present ones are checked by.
+pub(super) fn first_certificate(pem: &str) -> Option<&str> {
+    const END: &str = "-----END CERTIFICATE-----";
+    let from = pem.find("-----BEGIN CERTIFICATE-----")?;
+    let to = from + pem[from..].find(END)? + END.len();
+    Some(&pem[from..to])
 }
 
 fn names(cluster: &Cluster) -> String {
