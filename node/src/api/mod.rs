@@ -259,12 +259,12 @@ fn router(state: Arc<ApiState>) -> Router {
 async fn bounded(State(api): State<Arc<ApiState>>, request: Request, next: Next) -> Response {
     let Ok(_room) = api.requests.try_acquire() else {
         let detail = format!("{REQUESTS_MAX} requests are worked on already");
-        return Problem::unavailable("busy", detail, 1).into_response();
+        return Problem::unavailable(Problem::BUSY, detail, 1).into_response();
     };
     match tokio::time::timeout(REQUEST_LIMIT, next.run(request)).await {
         Ok(response) => response,
         Err(_elapsed) => Problem::unavailable(
-            "slow",
+            Problem::SLOW,
             format!("not done within {REQUEST_LIMIT:?}"),
             problem::RETRY_AFTER_S,
         )

@@ -47,6 +47,11 @@ pub(super) struct Problem {
 }
 
 impl Problem {
+    /// The reason where too much is under way.
+    pub(super) const BUSY: &str = "busy";
+    /// The reason where it was not done in time.
+    pub(super) const SLOW: &str = "slow";
+
     fn new(status: StatusCode, detail: impl Into<String>) -> Self {
         let (kind, title) = kind_of(status);
         let detail = detail.into();
