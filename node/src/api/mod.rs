@@ -29,6 +29,7 @@ mod read;
 mod refusals;
 mod stream;
 pub mod tokens;
+mod uptime;
 
 pub use listen::{CONNECTIONS_MAX, HEADER_LIMIT, WRITE_LIMIT};
 pub use stream::{STREAM_LIMIT, STREAMS_MAX};
@@ -235,6 +236,8 @@ fn described() -> OpenApiRouter<Arc<ApiState>> {
         .routes(routes!(read::pairs))
         .routes(routes!(read::events))
         .routes(routes!(read::why))
+        .routes(routes!(uptime::uptime))
+        .routes(routes!(uptime::minutes))
         .routes(routes!(stream::stream))
         .routes(routes!(act::link_mode))
         .routes(routes!(act::account_mode))
