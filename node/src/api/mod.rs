@@ -24,6 +24,7 @@ mod auth;
 mod extract;
 mod keys;
 mod listen;
+mod positions;
 mod problem;
 mod read;
 mod refusals;
@@ -78,6 +79,7 @@ pub(super) struct ApiState {
     pool: PgPool,
     keys: Keys,
     requests: Semaphore,
+    comparisons: Semaphore,
     streams: Arc<Semaphore>,
 }
 
@@ -181,6 +183,7 @@ pub fn start(
                 pool,
                 keys: Keys::default(),
                 requests: Semaphore::new(REQUESTS_MAX),
+                comparisons: Semaphore::new(positions::COMPARISONS_MAX),
                 streams: Arc::new(Semaphore::new(STREAMS_MAX)),
             });
             match tokio::net::TcpListener::from_std(socket) {
@@ -236,6 +239,7 @@ fn described() -> OpenApiRouter<Arc<ApiState>> {
         .routes(routes!(read::pairs))
         .routes(routes!(read::events))
         .routes(routes!(read::why))
+        .routes(routes!(positions::positions))
         .routes(routes!(uptime::uptime))
         .routes(routes!(uptime::minutes))
         .routes(routes!(stream::stream))

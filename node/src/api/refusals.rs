@@ -68,6 +68,13 @@ refusals! {
 }
 
 refusals! {
+    /// Of what masters are asked for.
+    PositionRefusals, not now: "`bus` (this node is cut from the bus, so that no master can be asked; one that does not answer is `unknown` in an answer), ",
+    NotFound = 404 "There is no such account",
+    Invalid = 422 "A value of the query is wrong, or nobody knows the field",
+}
+
+refusals! {
     /// Of a change.
     ChangeRefusals, not now: "",
     Malformed = 400 "The body is no JSON",
