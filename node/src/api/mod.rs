@@ -24,6 +24,7 @@ mod auth;
 mod extract;
 mod keys;
 mod listen;
+pub mod metrics;
 mod positions;
 mod problem;
 mod read;
@@ -259,6 +260,7 @@ fn router(state: Arc<ApiState>) -> Router {
         .method_not_allowed_fallback(method_not_allowed)
         .fallback(nothing_there)
         .layer(middleware::from_fn(plain))
+        .layer(middleware::from_fn(metrics::measured))
         .with_state(state)
 }
 
@@ -327,6 +329,29 @@ fn not_ready(api: &ApiState) -> Vec<&'static str> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use std::collections::BTreeSet;
+
+    /// Path, method and tag of everything that is described.
+    fn operations() -> Vec<(String, String, String)> {
+        let api = serde_json::to_value(described().into_openapi()).unwrap();
+        let mut all = Vec::new();
+        for (path, methods) in api["paths"].as_object().unwrap() {
+            for (method, operation) in methods.as_object().unwrap() {
+                let tag = operation["tags"][0].as_str().unwrap().to_owned();
+                all.push((path.clone(), method.clone(), tag));
+            }
+        }
+        all
+    }
+
+    #[test]
+    fn every_route_is_counted_under_its_own_name() {
+        let described: BTreeSet<String> = operations().into_iter().map(|(path, ..)| path).collect();
+        let counted: BTreeSet<String> = metrics::ROUTES.iter().map(|r| (*r).to_owned()).collect();
+        let more: Vec<&String> = counted.difference(&described).collect();
+        assert_eq!(more, ["/livez", "/readyz", "none"]);
+        assert!(described.is_subset(&counted), "{described:?}");
+    }
 
     #[test]
     fn the_description_is_the_one_that_the_handlers_make() {

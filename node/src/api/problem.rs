@@ -8,6 +8,7 @@
 //! 2. What is unavailable says when to ask again.
 //! 3. No text comes from the database or from settings: they may hold what is nobody's business.
 
+use super::metrics::Rejection;
 use crate::database;
 use axum::Json;
 use axum::http::{HeaderValue, StatusCode, header};
@@ -188,6 +189,7 @@ impl IntoResponse for Problem {
     fn into_response(self) -> Response {
         let status = StatusCode::from_u16(self.status).unwrap_or(StatusCode::INTERNAL_SERVER_ERROR);
         let retry_after = self.retry_after_s;
+        let rejection = Rejection::of(status, self.reason);
         let mut response = (status, Json(self)).into_response();
         let headers = response.headers_mut();
         let json = HeaderValue::from_static("application/problem+json");
@@ -198,6 +200,9 @@ impl IntoResponse for Problem {
         if status == StatusCode::UNAUTHORIZED {
             let scheme = HeaderValue::from_static("Bearer realm=\"lockstep\"");
             headers.insert(header::WWW_AUTHENTICATE, scheme);
+        }
+        if let Some(rejection) = rejection {
+            response.extensions_mut().insert(rejection);
         }
         response
     }
