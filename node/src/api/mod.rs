@@ -9,7 +9,8 @@
 //!
 //! Invariants:
 //! 1. Everything under `/v1` needs a token: one of `read` for what is seen, one of `operate` for what
-//!    is done. `/livez` and `/readyz` need none, and say nothing but a word.
+//!    is done, one of `admin` for tokens and hand-overs. `/livez` and `/readyz` need none, and say
+//!    nothing but a word.
 //! 2. Everything is bounded: connections, requests at once, streams, bodies, rows of an answer, the
 //!    time of a request, of a query, of a client that stands still.
 //! 3. A database that is away makes 503 with `Retry-After`, whatever was asked; `/livez` does not ask
@@ -20,6 +21,7 @@
 //! Several operators in one fleet, who must not see each other's accounts (H77): a fleet is one's.
 
 mod act;
+mod administer;
 mod auth;
 mod extract;
 mod keys;
@@ -215,6 +217,7 @@ pub fn start(
     tags(
         (name = "see", description = "What there is; needs a token of scope `read`"),
         (name = "act", description = "What can be done; needs a token of scope `operate`"),
+        (name = "administer", description = "Who may use the API, and which node has an account; needs a token of scope `admin`"),
     )
 )]
 struct Description;
@@ -248,6 +251,9 @@ fn described() -> OpenApiRouter<Arc<ApiState>> {
         .routes(routes!(act::account_mode))
         .routes(routes!(act::fleet_mode))
         .routes(routes!(act::close))
+        .routes(routes!(administer::list))
+        .routes(routes!(administer::revoke))
+        .routes(routes!(administer::release))
 }
 
 fn router(state: Arc<ApiState>) -> Router {
@@ -342,6 +348,21 @@ mod tests {
             }
         }
         all
+    }
+
+    #[test]
+    fn what_is_described_as_for_admins_is_for_admins_and_looking_is_apart_from_doing() {
+        let mut for_admins = BTreeSet::new();
+        for (path, method, tag) in operations() {
+            match tag.as_str() {
+                "administer" => drop(for_admins.insert(path)),
+                "see" => assert_eq!(method, "get", "{path}"),
+                "act" => assert_ne!(method, "get", "{path}"),
+                other => panic!("{path}: {other}"),
+            }
+        }
+        let needed: BTreeSet<String> = auth::FOR_ADMINS.iter().map(|p| (*p).to_owned()).collect();
+        assert_eq!(for_admins, needed);
     }
 
     #[test]

@@ -92,3 +92,19 @@ refusals! {
     Misdirected = 421 "Another node has the account; the answer names it",
     Invalid = 422 "A value is wrong, or nobody knows the field",
 }
+
+refusals! {
+    /// Of the wish to have an account handed over.
+    ReleaseRefusals, not now: "`no_owner` (nobody has the account), `no_answer` (its owner did not answer, and may still do it), `bus` (this node is cut from the bus), ",
+    NotFound = 404 "There is no such account",
+    Conflict = 409 "Its owner keeps it: no other node has room for it",
+    Invalid = 422 "A value of the query is wrong, or nobody knows the field",
+}
+
+refusals! {
+    /// Of the wish to take a token back.
+    RevokeRefusals, not now: "",
+    NotFound = 404 "There is no such token",
+    Conflict = 409 "It is the token that asks: another one has to take it back, or the command line",
+    Invalid = 422 "A value of the query is wrong, or nobody knows the field",
+}
