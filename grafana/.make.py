@@ -192,6 +192,23 @@ OVERVIEW = {
                 "One node with everything after an incident is fine: nodes that have far more than their share give accounts away, one in 20 seconds.",
                 ("sum by (instance) (lockstep_lease_owned_accounts{NODE})", "{{instance}}"), stacked=True, width=8),
         ]),
+        ("API", [
+            panel(
+                "API requests",
+                "Requests to the API that were answered, a second, by the class of their status. Nodes without an API have none.",
+                "5xx: what the API needs is not there; the answers say what, and so does the log. Which routes: `lockstep_api_requests_total` by route.",
+                sums("lockstep_api_requests_total", "class", "{{class}}"), "ops", width=8),
+            panel(
+                "API time",
+                "From the head of a request to the API to the head of its answer. A close waits for its broker in that, up to 10 s.",
+                "Rising: the database is slow for questions, or clients ask for much at once. Copying does not wait for any of it.",
+                quantiles("lockstep_api_request_seconds", 0.5, 0.95), "s", below(1, 5), width=8),
+            moments(
+                "API rejections",
+                "Requests that were turned away, in the minute before. auth: no good token; scope: one that may not do it; body_too_large; timeout: not done in 15 s; overload: too much under way.",
+                "auth again and again: a token has expired, or somebody guesses. overload: a client asks too much at once; the log names nobody, the proxy before the API does.",
+                happened("lockstep_api_rejected_total", "reason", "{{reason}}"), steps=ANY_IS_WORTH_A_LOOK, width=8),
+        ]),
     ],
 }
 

@@ -3,7 +3,7 @@
 //! One recorder for all tables ([`tables`]). The upkeep of histograms and the HTTP listener run
 //! on the slow runtime, away from the measured path.
 
-use crate::{account, metrics as node_metrics, writer};
+use crate::{account, api, metrics as node_metrics, writer};
 use bus::metrics::{Metric, MetricKind};
 use metrics::{Label, Unit};
 use metrics_exporter_prometheus::{BuildError, Matcher, PrometheusBuilder};
@@ -17,6 +17,7 @@ pub fn tables() -> Vec<Metric> {
         node_metrics::METRICS,
         account::metrics::METRICS,
         writer::metrics::METRICS,
+        api::metrics::METRICS,
     ]
     .concat()
 }

@@ -21,6 +21,7 @@ pub mod metrics;
 pub mod notes;
 pub mod open_files;
 pub mod player;
+pub mod positions;
 pub mod roles;
 pub mod secret;
 pub mod stamps;

@@ -58,7 +58,7 @@ pub use input::{
     ReconcileInput, Sizing, history_needed_since, quotes_needed,
 };
 pub use pair::{Pair, PairId, PairState, Pairs, Rejected, Stops};
-pub use sizing::{SizeInput, size_copy, target_lots};
+pub use sizing::{SizeInput, Surplus, Volumes, size_copy, surplus, target_lots};
 pub use ticket::{CopyView, Market, MasterView, TicketDecision, TicketInput, plan_ticket};
 
 use crate::ticket::Decided;

@@ -92,8 +92,9 @@ pub fn target_lots(
     copy_at_open: Lots,
     master_at_open: Lots,
     master_now: Lots,
-    spec: &SymbolSpec,
+    volumes: impl Into<Volumes>,
 ) -> Lots {
+    let volumes = volumes.into();
     if master_now >= master_at_open {
         return copy_at_open;
     }
@@ -102,8 +103,46 @@ pub fn target_lots(
         .and_then(|product| product.over(master_at_open.get()))
         .and_then(|share| share.value())
         .expect("volumes are at most 10^6 with 8 digits, their product fits");
-    let floor = Lots::floor_step(share, spec.lots_step).unwrap_or(spec.lots_min);
-    floor.max(spec.lots_min).min(copy_at_open)
+    let floor = Lots::floor_step(share, volumes.step).unwrap_or(volumes.min);
+    floor.max(volumes.min).min(copy_at_open)
+}
+
+/// What a broker takes as a volume of one symbol.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Volumes {
+    /// Smallest change, in lots.
+    pub step: Lots,
+    /// Smallest volume, in lots.
+    pub min: Lots,
+}
+
+impl From<&SymbolSpec> for Volumes {
+    fn from(spec: &SymbolSpec) -> Self {
+        Volumes { step: spec.lots_step, min: spec.lots_min }
+    }
+}
+
+/// How the volume of an open copy stands to its target.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Surplus {
+    /// It has no more than its target, or less than one step more.
+    None,
+    /// It has more, and the broker closes no part as small as that (H50).
+    TooSmall,
+    /// So much is to be closed.
+    Close(Lots),
+}
+
+/// What is to be closed of a copy that has `copy_now`: whole steps, unless the broker changed its step
+/// under an open trade.
+pub fn surplus(copy_now: Lots, target: Lots, volumes: impl Into<Volumes>) -> Surplus {
+    let volumes = volumes.into();
+    let more = copy_now.minus(target);
+    match more.and_then(|more| Lots::floor_step(more.get(), volumes.step)) {
+        None => Surplus::None,
+        Some(lots) if lots < volumes.min => Surplus::TooSmall,
+        Some(lots) => Surplus::Close(lots),
+    }
 }
 
 /// A volume before rounding, divided only at the end so that exact results stay exact.

@@ -8,7 +8,7 @@ use crate::input::{Limits, LinkMode, LinkRules};
 use crate::pair::{Pair, PairState, Rejected, Stops};
 use crate::pendings::{manage_pending, place_pending};
 use crate::price_guard::{LateOpen, check_late_open, point_of};
-use crate::sizing::{SizeInput, size_copy, target_lots};
+use crate::sizing::{SizeInput, Surplus, size_copy, surplus, target_lots};
 use crate::stops::{market_reference, settable, stops_differ, wanted_stops};
 use crate::tag;
 use rust_decimal::Decimal;
@@ -431,12 +431,11 @@ fn manage_volume(
         lots_at_open = copy.lots; // the master's share of what is left
     }
     let target = target_lots(lots_at_open, master_lots_at_open, view.lots(), spec);
-    let Some(surplus) = copy.lots.minus(target) else { return };
-    // The surplus is whole steps unless the broker changed its step under an open trade.
-    let Some(lots) = Lots::floor_step(surplus.get(), spec.lots_step) else { return };
-    if lots < spec.lots_min {
-        return decided.wait(WaitReason::ReduceTooSmall);
-    }
+    let lots = match surplus(copy.lots, target, spec) {
+        Surplus::None => return,
+        Surplus::TooSmall => return decided.wait(WaitReason::ReduceTooSmall),
+        Surplus::Close(lots) => lots,
+    };
     let Some(target) = copy.lots.minus(lots) else { return };
     if facts.rejected.target == Some(target) {
         return decided.wait(WaitReason::ReduceRefused);

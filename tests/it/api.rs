@@ -4,7 +4,7 @@ use devstack::{FaultMode, FaultProxy, shared_postgres};
 use futures_util::future::join_all;
 use lockstep::api::{CONNECTIONS_MAX, REQUESTS_MAX, STREAMS_MAX};
 use lockstep::directory::{self, NewAccount};
-use lockstep_tests::http::{Answer, Client};
+use lockstep_tests::http::{Answer, Client, description};
 use lockstep_tests::master::Master;
 use lockstep_tests::oracle::{State, assert_clean};
 use lockstep_tests::scrape::MetricsPage;
@@ -54,22 +54,38 @@ async fn until_answered(
     .await
 }
 
-fn description() -> Value {
-    let path = concat!(env!("CARGO_MANIFEST_DIR"), "/../node/openapi.json");
-    serde_json::from_str(&std::fs::read_to_string(path).unwrap()).unwrap()
+/// Something that the description has, with numbers in the place of names.
+struct Described {
+    method: String,
+    path: String,
+    /// Which scope it needs.
+    scope: &'static str,
+    has_body: bool,
 }
 
-/// Every method and path of the description, with numbers in the place of names.
-fn described() -> Vec<(String, String)> {
-    let description = description();
+/// Everything that the description has; names in paths are this.
+fn described(name: &str) -> Vec<Described> {
     let mut all = Vec::new();
-    for (path, methods) in description["paths"].as_object().unwrap() {
-        let path = path.replace("{link}", "1").replace("{ticket}", "1").replace("{account}", "1");
-        for method in methods.as_object().unwrap().keys() {
-            all.push((method.to_uppercase(), path.clone()));
+    for (path, methods) in description()["paths"].as_object().unwrap() {
+        let parts = path.split('/').map(|part| if part.starts_with('{') { name } else { part });
+        let path = parts.collect::<Vec<_>>().join("/");
+        for (method, operation) in methods.as_object().unwrap() {
+            let scope = match operation["tags"][0].as_str().unwrap() {
+                "see" => "read",
+                "act" => "operate",
+                "administer" => "admin",
+                other => panic!("{path}: {other}"),
+            };
+            let has_body = operation["requestBody"].is_object();
+            all.push(Described {
+                method: method.to_uppercase(),
+                path: path.clone(),
+                scope,
+                has_body,
+            });
         }
     }
-    assert!(all.len() >= 12, "{all:?}");
+    assert!(all.len() >= 18, "{}", all.len());
     all
 }
 
@@ -92,6 +108,10 @@ async fn a_node_shows_its_fleet_and_is_operated_over_http() {
 
     strangers_get_nothing(&world, &api).await;
     refusals_are_problems(&api).await;
+    let admin = api.with(&token(&world, "chief", "admin").await);
+    every_route_refuses_what_it_cannot_read(&admin).await;
+    tokens_are_taken_back(&world, &admin).await;
+    minutes_are_told_one_by_one(&world, &api).await;
 
     let mut events = api.follow("/v1/stream", &[]).await;
     let tickets = master.open_many(5, "0.10");
@@ -109,6 +129,7 @@ async fn a_node_shows_its_fleet_and_is_operated_over_http() {
     everything_is_seen(&api, tickets.len()).await;
     copies_are_closed_by_hand(&world, &api, &mut master, &tickets).await;
     modes_are_set(&world, &api, link.get()).await;
+    copies_stand_beside_the_masters_trades(&world, &api, &mut master, &tickets).await;
     for path in [
         "/v1/accounts",
         "/v1/links",
@@ -121,6 +142,7 @@ async fn a_node_shows_its_fleet_and_is_operated_over_http() {
     }
     assert!(!node.process.log_tail().contains(PLANTED));
     assert_clean(&world.ledger().await);
+    nobody_is_asked_where_nobody_can_be(&world, &admin, master).await;
 }
 
 async fn strangers_get_nothing(world: &World, api: &Client) {
@@ -144,7 +166,7 @@ async fn strangers_get_nothing(world: &World, api: &Client) {
         let (_, secret) = secret.rsplit_once('_').unwrap();
         assert!(!listed.stdout.contains(secret), "{listed:?}");
     }
-    for (method, path) in described() {
+    for Described { method, path, scope, .. } in described("1") {
         let refused = [
             (api.without(), "Bearer"),
             (api.with("lst_1_x"), "not known"),
@@ -156,15 +178,43 @@ async fn strangers_get_nothing(world: &World, api: &Client) {
             answer.assert_problem(401, part);
             assert!(answer.headers["www-authenticate"].starts_with("Bearer"), "{answer:?}");
         }
-        if method != "GET" {
+        if scope != "read" {
             let answer = api.with(&reader).ask(&method, &path, &[], None).await;
-            answer.assert_problem(403, "operate");
+            answer.assert_problem(403, scope);
+        }
+        if scope == "admin" {
+            let answer = api.ask(&method, &path, &[], None).await;
+            answer.assert_problem(403, "\"of-a\" is of scope operate");
         }
     }
     assert_eq!(api.with(&reader).get("/v1/links").await.status, 200);
     for path in ["/livez", "/readyz"] {
         let answer = until_answered(&api.without(), path, |a| a.status == 200, path).await;
         assert_eq!(answer.body, "ok\n");
+    }
+}
+
+/// Whatever a request asks for: a field that nobody knows, a name that cannot be, a body that is none.
+async fn every_route_refuses_what_it_cannot_read(admin: &Client) {
+    const JSON: (&str, &str) = ("Content-Type", "application/json");
+    let large = format!("{{\"mode\": \"{}\"}}", "x".repeat(20_000));
+    for Described { method, path, has_body, .. } in described("1") {
+        let unknown = admin.ask(&method, &format!("{path}?nobody=1"), &[], None).await;
+        unknown.assert_problem(422, "nobody");
+        if has_body {
+            let sent = async |headers: &[(&str, &str)], body| {
+                admin.ask(&method, &path, headers, Some(body)).await
+            };
+            sent(&[], "{}").await.assert_problem(415, "application/json");
+            sent(&[JSON], "{").await.assert_problem(400, "body");
+            sent(&[JSON], "{\"nobody\": 1}").await.assert_problem(422, "nobody");
+            sent(&[JSON], &large).await.assert_problem(413, "bytes");
+        }
+    }
+    let plain = described("1");
+    for (odd, plain) in described("%00").iter().zip(&plain).filter(|(o, p)| o.path != p.path) {
+        let answer = admin.ask(&odd.method, &odd.path, &[], None).await;
+        assert_eq!(answer.status, 404, "{}: {answer:?}", plain.path);
     }
 }
 
@@ -317,6 +367,125 @@ async fn copies_are_closed_by_hand(
     world.until_equal(SOON, |_| State::of_book(&left)).await;
 }
 
+async fn tokens_are_taken_back(world: &World, admin: &Client) {
+    let lost = token(world, "lost", "operate").await;
+    let tokens = paged(admin, "/v1/tokens?", 2).await;
+    let by_name = |name: &str| tokens.iter().find(|token| token["name"] == name).unwrap();
+    assert_eq!(by_name("revoked")["scope"], "admin");
+    assert!(
+        by_name("revoked")["revoked_at"].is_string() && by_name("lost")["revoked_at"].is_null()
+    );
+    let (_, secret) = lost.rsplit_once('_').unwrap();
+    assert!(!format!("{tokens:?}").contains(secret) && !format!("{tokens:?}").contains("sha256"));
+    assert_eq!(admin.with(&lost).get("/v1/fleet").await.status, 200);
+    let place = format!("/v1/tokens/{}", by_name("lost")["id"]);
+    for changed in [true, false] {
+        let revoked = admin.ask("DELETE", &place, &[], None).await;
+        let expected = json!({ "id": by_name("lost")["id"], "name": "lost", "changed": changed });
+        assert_eq!((revoked.status, revoked.json()), (200, expected));
+    }
+    admin.with(&lost).get("/v1/fleet").await.assert_problem(401, "revoked");
+    let own = format!("/v1/tokens/{}", by_name("chief")["id"]);
+    admin.ask("DELETE", &own, &[], None).await.assert_problem(409, "the token that asks");
+    assert_eq!(admin.get("/v1/fleet").await.status, 200);
+    admin.ask("DELETE", "/v1/tokens/99", &[], None).await.assert_problem(404, "99");
+}
+
+async fn minutes_are_told_one_by_one(world: &World, api: &Client) {
+    // Ten minutes ago and four minutes ago it was well, three minutes ago it was not; it wrote no others.
+    sqlx::query(
+        "insert into node_minutes (node, minute, reasons) select 'old', \
+         date_trunc('minute', now() - interval '20 s') - back * interval '1 minute', \
+         case when back = 3 then array['bus', 'broker'] else '{}' end from unnest(array[10, 4, 3]) back",
+    )
+    .execute(&mut world.database().await)
+    .await
+    .unwrap();
+    let nodes = api.get("/v1/uptime").await.json();
+    let old = nodes.as_array().unwrap().iter().find(|node| node["node"] == "old").unwrap();
+    assert_eq!(old["degraded_minutes"], 1);
+    let newest = api.get("/v1/uptime/old?limit=1").await.json()["items"][0]["began"].clone();
+    // The window would move on with the minutes.
+    let day = format!("/v1/uptime/old?until={}&", newest.as_str().unwrap());
+    let day = paged(api, &day, 500).await;
+    assert_eq!(day.len(), 24 * 60, "a day, whatever was written");
+    let states: Vec<&str> = day.iter().map(|minute| minute["state"].as_str().unwrap()).collect();
+    let written = |state: &str| states.iter().filter(|s| **s == state).count();
+    assert_eq!((written("ok"), written("degraded"), written("unknown")), (2, 1, 24 * 60 - 3));
+    let worst = states.iter().position(|state| *state == "degraded").unwrap();
+    assert_eq!(states[worst - 1..=worst + 1], ["unknown", "degraded", "ok"], "newest first");
+    assert_eq!(day[worst]["reasons"], json!(["bus", "broker"]));
+    let began = |place: usize| day[place]["began"].as_str().unwrap();
+    let window = format!("since={}&until={}&", began(worst + 7), began(worst));
+    let window = paged(api, &format!("/v1/uptime/old?{window}"), 2).await;
+    assert_eq!(window, day[worst + 1..=worst + 7], "the end of a window is not in it");
+    api.get("/v1/uptime/nobody").await.assert_problem(404, "nobody");
+    for odd in ["since=yesterday", "until=2026-11-30", "after=1", "limit=0", "limit=501"] {
+        let field = odd.split('=').next().unwrap();
+        api.get(&format!("/v1/uptime/old?{odd}")).await.assert_problem(422, field);
+    }
+}
+
+/// Two were closed by hand; the others are what the master has, in the broker's own steps.
+async fn copies_stand_beside_the_masters_trades(
+    world: &World,
+    api: &Client,
+    master: &mut Master,
+    tickets: &[MasterTicket],
+) {
+    let follower = world.links[0].follower;
+    let path = format!("/v1/accounts/{follower}/positions");
+    let [closed, other, part, whole, ..] = tickets else { panic!("{tickets:?}") };
+    master.reduce(*part, "0.03");
+    let seen = |answer: &Answer, ticket: &MasterTicket| -> Value {
+        let page = answer.json();
+        assert_eq!(page["next"], Value::Null);
+        let lines = page["items"][0]["positions"].as_array().unwrap();
+        lines.iter().find(|line| line["master_ticket"] == ticket.get()).cloned().unwrap_or_default()
+    };
+    let is_reduced = |answer: &Answer| seen(answer, part)["copy_lots"] == "0.03";
+    let answer = until_answered(api, "the part is closed", is_reduced, &path).await;
+    let page = answer.json();
+    let link = &page["items"][0];
+    assert_eq!((&link["link"], &link["follower"]), (&json!(1), &json!(follower.get())));
+    assert_eq!((&link["master_state"]["state"], &link["master"]), (&json!("known"), &json!(1)));
+    for (ticket, difference) in
+        [(closed, "not_copied"), (other, "not_copied"), (part, "none"), (whole, "none")]
+    {
+        assert_eq!(seen(&answer, ticket)["difference"], difference, "{ticket}: {answer:?}");
+    }
+    assert_eq!(seen(&answer, part)["expected_lots"], "0.03");
+    let of_master = api.get("/v1/accounts/1/positions").await;
+    assert_eq!(of_master.json()["items"][0]["link"], 1, "links of a master as well");
+    assert_eq!(api.get("/v1/accounts/3/positions").await.json()["items"], json!([]));
+    api.get("/v1/accounts/99/positions").await.assert_problem(404, "99");
+    api.get(&format!("{path}?limit=21")).await.assert_problem(422, "limit");
+}
+
+/// A master that is silent is unknown; a bus that is away is said as such.
+async fn nobody_is_asked_where_nobody_can_be(world: &World, admin: &Client, master: Master) {
+    let path = "/v1/accounts/2/positions";
+    admin.ask("POST", "/v1/accounts/99/release", &[], None).await.assert_problem(404, "99");
+    let disabled = admin.ask("POST", "/v1/accounts/3/release", &[], None).await;
+    disabled.assert_problem(503, "no node");
+    assert_eq!(disabled.json()["reason"], "no_owner");
+    let alone = admin.ask("POST", "/v1/accounts/2/release", &[], None).await;
+    alone.assert_problem(409, "no other node has room");
+    drop(master);
+    let is_unknown =
+        |answer: &Answer| answer.json()["items"][0]["master_state"]["state"] == "unknown";
+    let unknown = until_answered(admin, "the master is silent", is_unknown, path).await.json();
+    let lines = unknown["items"][0]["positions"].as_array().unwrap();
+    assert!(lines.len() >= 3 && lines.iter().all(|line| line["difference"] == "unknown"));
+    let Bus::One(nats) = &world.bus else { panic!("{:?}", world.bus) };
+    nats.kill().unwrap();
+    let is_away = |answer: &Answer| answer.status == 503;
+    let away = until_answered(admin, "the bus is away", is_away, path).await;
+    away.assert_problem(503, "bus");
+    let kept = admin.ask("POST", "/v1/accounts/2/release", &[], None).await;
+    assert_eq!((kept.status, &kept.json()["reason"]), (503, &json!("bus")));
+}
+
 async fn modes_are_set(world: &World, api: &Client, link: u64) {
     let follower = world.links[0].follower;
     let fleet = |mode: &str| format!("{{\"mode\": \"{mode}\"}}");
@@ -382,12 +551,9 @@ async fn a_close_is_refused_where_the_account_is_not_and_while_nothing_is_sure()
     // The database is away: that is said, whatever is asked, and the node is not to be restarted.
     proxy.set_mode(FaultMode::Refuse).await.unwrap();
     proxy.reset_connections().await.unwrap();
-    let (seen, closed, set) = tokio::join!(
-        api_of_a.get("/v1/accounts"),
-        api_of_a.ask("POST", &close, &[], None),
-        api_of_a.put("/v1/fleet/mode", "{\"mode\":\"paused\"}"),
-    );
-    for answer in [seen, closed, set] {
+    let all = described("1");
+    let asked = all.iter().map(|route| api_of_a.ask(&route.method, &route.path, &[], None));
+    for answer in futures_util::future::join_all(asked).await {
         answer.assert_problem(503, "database");
     }
     assert_eq!(api_of_a.without().get("/livez").await.status, 200);
@@ -398,6 +564,23 @@ async fn a_close_is_refused_where_the_account_is_not_and_while_nothing_is_sure()
     proxy.set_mode(FaultMode::Pass).await.unwrap();
     let is_ready = |answer: &Answer| answer.status == 200;
     until_answered(&api_of_a.without(), "ready again", is_ready, "/readyz").await;
+    world.until_equal(SOON, |_| State::of_book(&master.book)).await;
+
+    // Any node may be asked to have the owner hand an account over.
+    world.until_copying().await;
+    let chief = token(&world, "chief", "admin").await;
+    let from = world.owners().await[&follower].node.clone().unwrap();
+    let handed_over = until("an owner with a peer that has room", SOON, async || {
+        let path = format!("/v1/accounts/{follower}/release");
+        let answer = api_of_b.with(&chief).ask("POST", &path, &[], None).await;
+        (answer.status == 202).then_some(answer)
+    });
+    assert_eq!(handed_over.await.json(), json!({ "account": follower.get(), "node": from }));
+    until("the other node has it", SOON, async || {
+        let owner = world.owners().await[&follower].node.clone();
+        owner.filter(|owner| *owner != from)
+    })
+    .await;
     world.until_equal(SOON, |_| State::of_book(&master.book)).await;
     assert_clean(&world.ledger().await);
 
@@ -432,6 +615,23 @@ async fn slow_clients_delay_neither_a_lease_cycle_nor_a_copy() {
         slow.push(stream);
     }
     api.get("/v1/stream").await.assert_problem(503, "streams");
+    let counted = async |name: &str, part: &str| page.sum_where(name, |l| l.contains(part)).await;
+    assert_eq!(counted("lockstep_api_rejected_total", "overload").await, 1.0);
+    api.without().get("/v1/links").await.assert_problem(401, "Bearer");
+    api.get("/v1/who/knows").await.assert_problem(404, "/v1/who/knows");
+    assert_eq!(counted("lockstep_api_rejected_total", "auth").await, 1.0);
+    let requests = "lockstep_api_requests_total";
+    for (part, expected) in [
+        ("route=\"/v1/stream\",class=\"2xx\"", STREAMS_MAX as f64),
+        ("route=\"/v1/stream\",class=\"5xx\"", 1.0),
+        ("route=\"/v1/links\",class=\"4xx\"", 1.0),
+        ("route=\"none\",class=\"4xx\"", 1.0),
+        ("who", 0.0),
+    ] {
+        assert_eq!(counted(requests, part).await, expected, "{part}");
+    }
+    let timed = page.sum("lockstep_api_request_seconds_count").await;
+    assert_eq!(timed, STREAMS_MAX as f64 + 3.0);
     while slow.len() < CONNECTIONS_MAX {
         slow.push(TcpStream::connect(api.address()).await.unwrap());
     }

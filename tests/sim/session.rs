@@ -693,7 +693,7 @@ fn persist(w: &mut World, who: Who, account: AccountId, pair: Pair) {
             who.node, pair.link, pair.master_ticket, pair.state, pair.follower_ticket, pair.version
         )
     });
-    crate::writer::push(w, who, Row::Pair(pair_row(owner, pair, wall)));
+    crate::writer::push(w, who, Row::Pair(pair_row(owner, pair, None, wall)));
 }
 
 fn keep_record(w: &mut World, who: Who, account: AccountId, record: Record) {

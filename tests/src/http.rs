@@ -1,8 +1,13 @@
 //! One who asks over HTTP: a node's API with a token, its metrics page, a Prometheus.
+//!
+//! Every answer to a request that the description has must be one that the description has as well: its
+//! status, and the reason of a 503. So each test that asks holds the document to what nodes answer.
 
 use crate::world::{SOON, until};
+use serde_json::Value;
 use std::collections::BTreeMap;
 use std::net::SocketAddr;
+use std::sync::LazyLock;
 use tokio::io::{AsyncBufReadExt, AsyncReadExt, AsyncWriteExt, BufReader};
 use tokio::net::TcpStream;
 
@@ -26,7 +31,7 @@ pub struct Answer {
 
 impl Answer {
     /// The body, which must be JSON.
-    pub fn json(&self) -> serde_json::Value {
+    pub fn json(&self) -> Value {
         serde_json::from_str(&self.body).unwrap_or_else(|e| panic!("not JSON ({e}): {self:?}"))
     }
 
@@ -98,7 +103,9 @@ impl Client {
         headers: &[(&str, &str)],
         body: Option<&str>,
     ) -> Answer {
-        self.try_ask(method, path, headers, body).await.unwrap()
+        let answer = self.try_ask(method, path, headers, body).await.unwrap();
+        assert_described(method, path, &answer);
+        answer
     }
 
     /// Asks somebody who may not be there.
@@ -158,6 +165,37 @@ impl Client {
     }
 }
 
+/// What the nodes say of their API.
+pub fn description() -> &'static Value {
+    static DESCRIPTION: LazyLock<Value> = LazyLock::new(|| {
+        let path = concat!(env!("CARGO_MANIFEST_DIR"), "/../node/openapi.json");
+        serde_json::from_str(&std::fs::read_to_string(path).unwrap()).unwrap()
+    });
+    &DESCRIPTION
+}
+
+fn assert_described(method: &str, path: &str, answer: &Answer) {
+    let path = path.split('?').next().unwrap_or_default();
+    let parts = |path: &str| path.split('/').map(str::to_owned).collect::<Vec<_>>();
+    let is_template = |template: &str| {
+        let (wanted, given) = (parts(template), parts(path));
+        wanted.len() == given.len()
+            && wanted.iter().zip(&given).all(|(w, g)| w == g || w.starts_with('{'))
+    };
+    let paths = description()["paths"].as_object().unwrap();
+    let methods = paths.iter().find(|(template, _)| is_template(template));
+    let Some(operation) = methods.and_then(|(_, all)| all.get(method.to_lowercase())) else {
+        return;
+    };
+    let described = &operation["responses"][answer.status.to_string()];
+    assert!(described.is_object(), "{method} {path}: not described: {answer:?}");
+    if answer.status == 503 {
+        let reason = format!("`{}`", answer.json()["reason"].as_str().unwrap());
+        let means = described["description"].as_str().unwrap();
+        assert!(means.contains(&reason), "{method} {path}: {reason} is not described: {means}");
+    }
+}
+
 /// Server-sent events, as they come.
 #[derive(Debug)]
 pub struct Events {
@@ -172,7 +210,7 @@ pub struct SentEvent {
     /// Where the stream was.
     pub id: String,
     /// Its data.
-    pub data: serde_json::Value,
+    pub data: Value,
 }
 
 impl Events {

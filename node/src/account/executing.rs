@@ -282,7 +282,9 @@ impl AccountSession {
     }
 
     pub(super) fn persist(&self, pair: reconcile::Pair) {
-        let row = rows::pair_row(self.owner, pair, self.context.clock.wall());
+        let view = self.follower.as_ref().and_then(|follower| follower.view());
+        let volumes = view.and_then(|view| view.symbols.get(&pair.symbol)).map(Into::into);
+        let row = rows::pair_row(self.owner, pair, volumes, self.context.clock.wall());
         self.context.writer.push(Row::Pair(row));
     }
 

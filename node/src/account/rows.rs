@@ -2,7 +2,7 @@
 
 use crate::follower::Record;
 use crate::writer::{CopyEvent, LoadedPairs, PairRow};
-use reconcile::{LinkRules, Pair, Pairs};
+use reconcile::{LinkRules, Pair, Pairs, Volumes};
 use schemas::{AccountId, Micros, Token};
 use uuid::Uuid;
 
@@ -15,8 +15,8 @@ pub struct Owner {
     pub token: Token,
 }
 
-/// A pair as its row.
-pub fn pair_row(owner: Owner, pair: Pair, now: Micros) -> PairRow {
+/// A pair as its row. `volumes`: what its broker takes of the copy's symbol.
+pub fn pair_row(owner: Owner, pair: Pair, volumes: Option<Volumes>, now: Micros) -> PairRow {
     let closed_at = pair.state.is_terminal().then_some(now);
     PairRow {
         pair,
@@ -25,6 +25,7 @@ pub fn pair_row(owner: Owner, pair: Pair, now: Micros) -> PairRow {
         opened_at: None,
         closed_at,
         close_price: None,
+        volumes,
     }
 }
 

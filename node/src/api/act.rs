@@ -182,7 +182,7 @@ async fn close_once(
         Ok(answered) => answered,
         Err(NotAsked::Full) => {
             let detail = NotAsked::Full.to_string();
-            return Err(Problem::unavailable("busy", detail, RETRY_AFTER_S));
+            return Err(Problem::unavailable(Problem::BUSY, detail, RETRY_AFTER_S));
         }
         Err(NotAsked::NoSession) => return Err(elsewhere(api, follower).await?),
     };

@@ -9,7 +9,8 @@
 //!
 //! Invariants:
 //! 1. Everything under `/v1` needs a token: one of `read` for what is seen, one of `operate` for what
-//!    is done. `/livez` and `/readyz` need none, and say nothing but a word.
+//!    is done, one of `admin` for tokens and hand-overs. `/livez` and `/readyz` need none, and say
+//!    nothing but a word.
 //! 2. Everything is bounded: connections, requests at once, streams, bodies, rows of an answer, the
 //!    time of a request, of a query, of a client that stands still.
 //! 3. A database that is away makes 503 with `Retry-After`, whatever was asked; `/livez` does not ask
@@ -20,15 +21,19 @@
 //! Several operators in one fleet, who must not see each other's accounts (H77): a fleet is one's.
 
 mod act;
+mod administer;
 mod auth;
 mod extract;
 mod keys;
 mod listen;
+pub mod metrics;
+mod positions;
 mod problem;
 mod read;
 mod refusals;
 mod stream;
 pub mod tokens;
+mod uptime;
 
 pub use listen::{CONNECTIONS_MAX, HEADER_LIMIT, WRITE_LIMIT};
 pub use stream::{STREAM_LIMIT, STREAMS_MAX};
@@ -77,6 +82,7 @@ pub(super) struct ApiState {
     pool: PgPool,
     keys: Keys,
     requests: Semaphore,
+    comparisons: Semaphore,
     streams: Arc<Semaphore>,
 }
 
@@ -180,6 +186,7 @@ pub fn start(
                 pool,
                 keys: Keys::default(),
                 requests: Semaphore::new(REQUESTS_MAX),
+                comparisons: Semaphore::new(positions::COMPARISONS_MAX),
                 streams: Arc::new(Semaphore::new(STREAMS_MAX)),
             });
             match tokio::net::TcpListener::from_std(socket) {
@@ -210,6 +217,7 @@ pub fn start(
     tags(
         (name = "see", description = "What there is; needs a token of scope `read`"),
         (name = "act", description = "What can be done; needs a token of scope `operate`"),
+        (name = "administer", description = "Who may use the API, and which node has an account; needs a token of scope `admin`"),
     )
 )]
 struct Description;
@@ -235,11 +243,17 @@ fn described() -> OpenApiRouter<Arc<ApiState>> {
         .routes(routes!(read::pairs))
         .routes(routes!(read::events))
         .routes(routes!(read::why))
+        .routes(routes!(positions::positions))
+        .routes(routes!(uptime::uptime))
+        .routes(routes!(uptime::minutes))
         .routes(routes!(stream::stream))
         .routes(routes!(act::link_mode))
         .routes(routes!(act::account_mode))
         .routes(routes!(act::fleet_mode))
         .routes(routes!(act::close))
+        .routes(routes!(administer::list))
+        .routes(routes!(administer::revoke))
+        .routes(routes!(administer::release))
 }
 
 fn router(state: Arc<ApiState>) -> Router {
@@ -252,6 +266,7 @@ fn router(state: Arc<ApiState>) -> Router {
         .method_not_allowed_fallback(method_not_allowed)
         .fallback(nothing_there)
         .layer(middleware::from_fn(plain))
+        .layer(middleware::from_fn(metrics::measured))
         .with_state(state)
 }
 
@@ -259,12 +274,12 @@ fn router(state: Arc<ApiState>) -> Router {
 async fn bounded(State(api): State<Arc<ApiState>>, request: Request, next: Next) -> Response {
     let Ok(_room) = api.requests.try_acquire() else {
         let detail = format!("{REQUESTS_MAX} requests are worked on already");
-        return Problem::unavailable("busy", detail, 1).into_response();
+        return Problem::unavailable(Problem::BUSY, detail, 1).into_response();
     };
     match tokio::time::timeout(REQUEST_LIMIT, next.run(request)).await {
         Ok(response) => response,
         Err(_elapsed) => Problem::unavailable(
-            "slow",
+            Problem::SLOW,
             format!("not done within {REQUEST_LIMIT:?}"),
             problem::RETRY_AFTER_S,
         )
@@ -320,6 +335,44 @@ fn not_ready(api: &ApiState) -> Vec<&'static str> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use std::collections::BTreeSet;
+
+    /// Path, method and tag of everything that is described.
+    fn operations() -> Vec<(String, String, String)> {
+        let api = serde_json::to_value(described().into_openapi()).unwrap();
+        let mut all = Vec::new();
+        for (path, methods) in api["paths"].as_object().unwrap() {
+            for (method, operation) in methods.as_object().unwrap() {
+                let tag = operation["tags"][0].as_str().unwrap().to_owned();
+                all.push((path.clone(), method.clone(), tag));
+            }
+        }
+        all
+    }
+
+    #[test]
+    fn what_is_described_as_for_admins_is_for_admins_and_looking_is_apart_from_doing() {
+        let mut for_admins = BTreeSet::new();
+        for (path, method, tag) in operations() {
+            match tag.as_str() {
+                "administer" => drop(for_admins.insert(path)),
+                "see" => assert_eq!(method, "get", "{path}"),
+                "act" => assert_ne!(method, "get", "{path}"),
+                other => panic!("{path}: {other}"),
+            }
+        }
+        let needed: BTreeSet<String> = auth::FOR_ADMINS.iter().map(|p| (*p).to_owned()).collect();
+        assert_eq!(for_admins, needed);
+    }
+
+    #[test]
+    fn every_route_is_counted_under_its_own_name() {
+        let described: BTreeSet<String> = operations().into_iter().map(|(path, ..)| path).collect();
+        let counted: BTreeSet<String> = metrics::ROUTES.iter().map(|r| (*r).to_owned()).collect();
+        let more: Vec<&String> = counted.difference(&described).collect();
+        assert_eq!(more, ["/livez", "/readyz", "none"]);
+        assert!(described.is_subset(&counted), "{described:?}");
+    }
 
     #[test]
     fn the_description_is_the_one_that_the_handlers_make() {

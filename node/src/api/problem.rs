@@ -8,6 +8,7 @@
 //! 2. What is unavailable says when to ask again.
 //! 3. No text comes from the database or from settings: they may hold what is nobody's business.
 
+use super::metrics::Rejection;
 use crate::database;
 use axum::Json;
 use axum::http::{HeaderValue, StatusCode, header};
@@ -47,6 +48,11 @@ pub(super) struct Problem {
 }
 
 impl Problem {
+    /// The reason where too much is under way.
+    pub(super) const BUSY: &str = "busy";
+    /// The reason where it was not done in time.
+    pub(super) const SLOW: &str = "slow";
+
     fn new(status: StatusCode, detail: impl Into<String>) -> Self {
         let (kind, title) = kind_of(status);
         let detail = detail.into();
@@ -183,6 +189,7 @@ impl IntoResponse for Problem {
     fn into_response(self) -> Response {
         let status = StatusCode::from_u16(self.status).unwrap_or(StatusCode::INTERNAL_SERVER_ERROR);
         let retry_after = self.retry_after_s;
+        let rejection = Rejection::of(status, self.reason);
         let mut response = (status, Json(self)).into_response();
         let headers = response.headers_mut();
         let json = HeaderValue::from_static("application/problem+json");
@@ -193,6 +200,9 @@ impl IntoResponse for Problem {
         if status == StatusCode::UNAUTHORIZED {
             let scheme = HeaderValue::from_static("Bearer realm=\"lockstep\"");
             headers.insert(header::WWW_AUTHENTICATE, scheme);
+        }
+        if let Some(rejection) = rejection {
+            response.extensions_mut().insert(rejection);
         }
         response
     }

@@ -15,6 +15,7 @@ use super::extract::{At, Filter, PAGE_MAX, page_size};
 use super::problem::Problem;
 use super::refusals::{ListRefusals, OneRefusals};
 use crate::directory::{self, Mode};
+use crate::lease;
 use crate::story::{self, Story};
 use axum::Json;
 use axum::extract::State;
@@ -39,7 +40,7 @@ pub(super) struct Page<T> {
 
 impl<T> Page<T> {
     /// From one row more than the page holds.
-    fn of(mut items: Vec<T>, size: u16, key: impl Fn(&T) -> String) -> Page<T> {
+    pub(super) fn of(mut items: Vec<T>, size: u16, key: impl Fn(&T) -> String) -> Page<T> {
         let is_last = items.len() <= usize::from(size);
         items.truncate(usize::from(size));
         let next = items.last().filter(|_| !is_last).map(key);
@@ -47,7 +48,7 @@ impl<T> Page<T> {
     }
 }
 
-type Answer<T> = Result<Json<T>, Problem>;
+pub(super) type Answer<T> = Result<Json<T>, Problem>;
 
 /// Which part of a list by number.
 #[derive(Debug, Deserialize, IntoParams)]
@@ -59,11 +60,11 @@ pub(super) struct ByNumber {
     after: Option<u64>,
     /// So many rows at most; 100 if nobody says.
     #[param(minimum = 1, maximum = 500)]
-    limit: Option<u16>,
+    pub(super) limit: Option<u16>,
 }
 
 impl ByNumber {
-    fn place(&self) -> Result<i64, Problem> {
+    pub(super) fn place(&self) -> Result<i64, Problem> {
         i64::try_from(self.after.unwrap_or(0))
             .map_err(|_| Problem::invalid("query: after: there is no such number"))
     }
@@ -242,6 +243,8 @@ pub(super) async fn links(
 pub(super) struct Node {
     /// Its name, with the random part of its process.
     pub(super) node: String,
+    /// Its name alone, as `/v1/uptime` has it.
+    pub(super) name: String,
     /// Platforms that it serves.
     pub(super) platforms: Vec<String>,
     /// Accounts that it takes at most; 0 while it lets go of all.
@@ -270,6 +273,7 @@ pub(super) async fn nodes(
     db.give_back();
     let node = |row: &PgRow| Node {
         node: row.get("node_id"),
+        name: lease::name_of(row.get("node_id")).to_owned(),
         platforms: row.get("platforms"),
         capacity: row.get("capacity"),
         owned: row.get("owned"),
@@ -391,7 +395,7 @@ impl TryFrom<String> for PairCursor {
 pub(super) struct NoCursor;
 
 /// So many words of sixteen hex digits, and nothing else.
-fn hex_words<const N: usize>(text: &str) -> Option<[u64; N]> {
+pub(super) fn hex_words<const N: usize>(text: &str) -> Option<[u64; N]> {
     let is_hex = text.bytes().all(|b| b.is_ascii_digit() || (b'a'..=b'f').contains(&b));
     if text.len() != 16 * N || !is_hex {
         return None;
@@ -412,6 +416,7 @@ macro_rules! deserialized_from_text {
         }
     };
 }
+pub(super) use deserialized_from_text;
 deserialized_from_text!(PairCursor);
 deserialized_from_text!(EventCursor);
 deserialized_from_text!(Action);

@@ -72,7 +72,7 @@ pub(super) async fn stream(
 ) -> Result<Sse<impl Stream<Item = Result<sse::Event, Infallible>>>, Problem> {
     let permit = Arc::clone(&api.streams).try_acquire_owned().map_err(|_| {
         let detail = format!("{STREAMS_MAX} streams are open already");
-        Problem::unavailable("busy", detail, RETRY_AFTER_S)
+        Problem::unavailable(Problem::BUSY, detail, RETRY_AFTER_S)
     })?;
     let last = headers.get("last-event-id").map(|id| id.to_str().unwrap_or_default());
     let begin = last.map_or(Begin::Now, |id| number_of(&api, id));

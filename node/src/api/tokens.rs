@@ -29,7 +29,17 @@ const SECRET_BYTES: usize = 32;
 
 /// What a token allows; each allows what the ones before it do.
 #[derive(
-    Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize, clap::ValueEnum,
+    Debug,
+    Clone,
+    Copy,
+    PartialEq,
+    Eq,
+    PartialOrd,
+    Ord,
+    Serialize,
+    Deserialize,
+    clap::ValueEnum,
+    utoipa::ToSchema,
 )]
 #[serde(rename_all = "snake_case")]
 pub enum Scope {
@@ -37,7 +47,7 @@ pub enum Scope {
     Read,
     /// Set modes and close copies.
     Operate,
-    /// What is to come: nothing needs more than `operate` yet.
+    /// See and take back tokens, and have accounts handed over.
     Admin,
 }
 
@@ -57,7 +67,7 @@ impl Scope {
 }
 
 /// A token in a list.
-#[derive(Debug, Clone, Serialize)]
+#[derive(Debug, Clone, Serialize, utoipa::ToSchema)]
 pub struct TokenRow {
     /// Its number.
     pub id: i64,
@@ -66,8 +76,10 @@ pub struct TokenRow {
     /// What it allows.
     pub scope: Scope,
     /// When it was made.
+    #[schema(format = DateTime)]
     pub created_at: String,
     /// From when on it is refused.
+    #[schema(format = DateTime)]
     pub expires_at: String,
     /// Since when it is revoked.
     pub revoked_at: Option<String>,
@@ -158,12 +170,17 @@ fn refusal(error: sqlx::Error, name: &str) -> TokenError {
     }
 }
 
-/// All tokens, by number.
-pub async fn list(db: &mut PgConnection) -> Result<Vec<TokenRow>, TokenError> {
+/// Tokens after this number, by number; at most so many.
+pub async fn list(
+    db: &mut PgConnection,
+    after: i64,
+    rows_max: i64,
+) -> Result<Vec<TokenRow>, TokenError> {
     let rows = sqlx::query(
-        "select id, name, scope, created_at, expires_at, revoked_at from api_tokens order by id",
+        "select id, name, scope, created_at, expires_at, revoked_at from api_tokens \
+         where id > $1 order by id limit $2",
     );
-    rows.fetch_all(db).await?.iter().map(token_row).collect()
+    rows.bind(after).bind(rows_max).fetch_all(db).await?.iter().map(token_row).collect()
 }
 
 fn token_row(row: &sqlx::postgres::PgRow) -> Result<TokenRow, TokenError> {
@@ -190,6 +207,22 @@ pub async fn revoke(db: &mut PgConnection, name: &str) -> Result<bool, TokenErro
         "update api_tokens set revoked_at = clock_timestamp() where name = $1 and revoked_at is null",
     );
     Ok(done.bind(name).execute(db).await?.rows_affected() > 0)
+}
+
+/// Takes back the token of this number: its name, and whether it was not taken back before. Nothing where
+/// there is no such token.
+pub async fn revoke_number(
+    db: &mut PgConnection,
+    id: i64,
+) -> Result<Option<(String, bool)>, TokenError> {
+    // The row as it was before is seen beside the one that is written.
+    let row = sqlx::query(
+        "with revoked as (update api_tokens set revoked_at = clock_timestamp() \
+           where id = $1 and revoked_at is null returning id) \
+         select name, exists (select from revoked) as changed from api_tokens where id = $1",
+    );
+    let row = row.bind(id).fetch_optional(db).await?;
+    Ok(row.map(|row| (row.get("name"), row.get("changed"))))
 }
 
 /// Who has this token, if it is good now.
@@ -316,9 +349,25 @@ mod tests {
         add(&mut db, "a", Scope::Admin, 1).await.unwrap();
         let odd = add(&mut db, "a b", Scope::Read, 1).await.unwrap_err();
         assert!(matches!(odd, TokenError::BadName(_)), "{odd}");
-        let listed = list(&mut db).await.unwrap();
+        let listed = list(&mut db, 0, 10).await.unwrap();
         assert_eq!(listed.len(), 2);
         assert!(listed[0].revoked_at.is_some() && listed[1].revoked_at.is_none());
+        assert_eq!(list(&mut db, listed[0].id, 10).await.unwrap().len(), 1);
+        assert_eq!(list(&mut db, 0, 1).await.unwrap().len(), 1);
+    }
+
+    #[tokio::test]
+    async fn a_token_is_taken_back_by_its_number_and_only_once() {
+        let mut db = database().await;
+        let (row, secret) = add(&mut db, "a", Scope::Admin, 1).await.unwrap();
+        let (other, _) = add(&mut db, "b", Scope::Read, 1).await.unwrap();
+        let taken_back = |changed| Some(("a".to_owned(), changed));
+        assert_eq!(revoke_number(&mut db, row.id).await.unwrap(), taken_back(true));
+        assert_eq!(revoke_number(&mut db, row.id).await.unwrap(), taken_back(false));
+        assert_eq!(asked(&mut db, secret.expose()).await, Err(Refused::Revoked));
+        assert_eq!(revoke_number(&mut db, other.id + 1).await.unwrap(), None);
+        let listed = list(&mut db, 0, 10).await.unwrap();
+        assert!(listed[1].revoked_at.is_none(), "the other one is good");
     }
 
     // The rows hold nothing that a token could be made from.

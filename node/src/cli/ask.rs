@@ -1,21 +1,14 @@
 //! Asking the owner of an account for something, over the bus.
 //!
-//! In: a request. Out: the owner's answer, or why there is none within [`ANSWER_LIMIT`]: a request
-//! without an answer has not been refused, and may still be carried out.
+//! In: a request. Out: the owner's answer, or why there is none ([`crate::account::owner`]).
 
 use super::on_bus::{BusArg, connected};
 use super::{CliError, DatabaseArg};
-use crate::causes::with_causes;
+use crate::account::owner::{self, AskError};
 use crate::directory;
-use futures_util::StreamExt;
-use schemas::codec;
+use schemas::AccountId;
 use schemas::control::{ControlReply, ControlRequest};
-use schemas::{AccountId, subject};
 use sqlx::Row;
-use std::time::Duration;
-
-/// Longest wait for an answer: the owner reads its account at the broker, 10 s at most, and the way.
-const ANSWER_LIMIT: Duration = Duration::from_secs(12);
 
 /// Who owns an account, by the database.
 #[derive(Debug, Clone)]
@@ -57,51 +50,20 @@ pub(super) async fn ask(
     let client = bus.connect("lockstep-ask").await?;
     let there = connected(&client).await;
     there.map_err(|reason| CliError::missing(format!("bus at {}", bus.shown()), reason))?;
-    // The name of the user is in the inbox, where there are users; only it hears what goes there.
-    let inbox = client.new_inbox();
-    let unique = inbox.split_once('.').map_or(inbox.as_str(), |(_, unique)| unique);
-    let reply = subject::control_reply(unique);
-    let replies = bus::snapshot::prove_subscriptions(&client, &reply).await;
-    let mut replies = replies.map_err(|error| bus.missing(error))?;
-    let payload = codec::encode_control_request(request);
-    let to = subject::control_account(request.account);
-    client
-        .publish_with_reply(to, reply, payload.into())
-        .await
-        .map_err(|error| CliError::missing(format!("bus at {}", bus.shown()), error))?;
-    let answered = tokio::time::timeout(ANSWER_LIMIT, async {
-        while let Some(message) = replies.next().await {
-            if message.status.is_some() {
-                return Err("no node hears requests on this bus".to_owned());
-            }
-            match codec::decode_control_reply(&message.payload) {
-                Ok(reply) if reply.account == request.account && reply.node.as_str() == node => {
-                    return Ok(reply);
-                }
-                // Somebody who lost it a moment ago.
-                Ok(_) => {}
-                // Our own echo is none, and neither is anything else that is not an answer.
-                Err(error) => tracing::debug!(error = %with_causes(&error), "not an answer"),
-            }
+    owner::ask(&client, node, request).await.map_err(|error| match error {
+        AskError::Bus(error) => bus.missing(error),
+        AskError::Publish(error) => CliError::missing(format!("bus at {}", bus.shown()), error),
+        AskError::Refused { node, reason } => {
+            CliError::missing(format!("{what}, owned by {node}"), reason)
         }
-        Err("the connection to the bus ended".to_owned())
-    });
-    match answered.await {
-        Ok(Ok(reply)) => match reply.refused {
-            None => Ok(reply),
-            Some(reason) => {
-                Err(CliError::missing(format!("{what}, owned by {}", reply.node), reason))
-            }
-        },
-        Ok(Err(reason)) => Err(CliError::missing(what, reason)),
-        Err(_) => Err(CliError::missing(
+        AskError::Silent { .. } => CliError::missing(
             what,
             format!(
-                "its owner {node} did not answer within {ANSWER_LIMIT:?}: its session may be closed \
-                 (`lockstep status`), or it hears another bus"
+                "its owner {error}: its session may be closed (`lockstep status`), or it hears another bus"
             ),
-        )),
-    }
+        ),
+        AskError::NobodyHears | AskError::Ended => CliError::missing(what, error),
+    })
 }
 
 /// The accounts that a verb concerns: the one of this name, or the follower of the link.

@@ -84,7 +84,9 @@ pub fn run(args: TokenArgs) -> Result<(), CliError> {
                 );
                 out::line(secret.expose())?;
             }
-            TokenVerb::List { json } => print_rows(&tokens::list(&mut db).await?, json)?,
+            TokenVerb::List { json } => {
+                print_rows(&tokens::list(&mut db, 0, i64::MAX).await?, json)?
+            }
             TokenVerb::Revoke { name } => {
                 if !tokens::revoke(&mut db, &name).await? {
                     return Err(CliError::No(format!("there is no good token named {name:?}")));

@@ -74,5 +74,10 @@ pub fn boot_node_id(name: &str) -> Result<NodeId, IdError> {
     NodeId::new(format!("{name}-{:08x}", fastrand::u32(..)))
 }
 
+/// The name of a node, without what [`boot_node_id`] put behind it.
+pub fn name_of(node: &str) -> &str {
+    node.rsplit_once('-').map_or(node, |(name, _drawn)| name)
+}
+
 #[cfg(test)]
 mod tests;

@@ -7,8 +7,10 @@ use serde::Serialize;
 use sqlx::postgres::{PgConnectOptions, PgConnection};
 use sqlx::{ConnectOptions, Row};
 use std::collections::BTreeMap;
+use std::ops::RangeInclusive;
 use std::time::Duration;
 use time::OffsetDateTime;
+use utoipa::ToSchema;
 
 /// Minutes that one statement writes: a day.
 pub const ROWS_MAX: usize = 24 * 60;
@@ -20,7 +22,8 @@ const LIMIT: Duration = Duration::from_secs(4);
 const SERVER_LIMIT_MS: u64 = 4_000;
 
 /// How long a node keeps its own minutes (chosen: a quarter of a year, 130,000 rows).
-const KEEP_S: i64 = 90 * 24 * 60 * 60;
+pub const KEPT_MINUTES: i64 = 90 * 24 * 60;
+const KEEP_S: i64 = KEPT_MINUTES * 60;
 
 /// Runs of degraded minutes that are read back, of each node.
 const RUNS_MAX: usize = 5;
@@ -120,7 +123,7 @@ impl MinuteStore {
 }
 
 /// What one node was in the last 24 hours.
-#[derive(Debug, Clone, PartialEq, Serialize)]
+#[derive(Debug, Clone, PartialEq, Serialize, ToSchema)]
 pub struct NodeUptime {
     /// Its name.
     pub node: String,
@@ -137,9 +140,10 @@ pub struct NodeUptime {
 }
 
 /// Degraded minutes one after the other, for the same reasons.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, ToSchema)]
 pub struct DegradedTime {
     /// When the first one began, RFC 3339.
+    #[schema(format = DateTime)]
     pub began: String,
     /// How many.
     pub minutes: i64,
@@ -193,6 +197,52 @@ pub async fn read_last_day(db: &mut PgConnection) -> Result<Vec<NodeUptime>, sql
         }
     };
     Ok(counts.iter().map(uptime).collect())
+}
+
+/// One minute of a node, as it was written.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct WrittenMinute {
+    /// Minutes since 1970.
+    pub number: i64,
+    /// What was missing: words of [`super::Reason`].
+    pub reasons: Vec<String>,
+    /// When it was written.
+    pub written_at: OffsetDateTime,
+}
+
+/// The minute under way, as of 20 s ago: all before it have ended, and were written if their node could.
+/// Nothing where no node of this name ever wrote a minute.
+pub async fn minute_under_way(
+    db: &mut PgConnection,
+    node: &str,
+) -> Result<Option<i64>, sqlx::Error> {
+    let sql = "select floor(extract(epoch from clock_timestamp() - interval '20 s') / 60)::bigint \
+               where exists (select from node_minutes where node = $1)";
+    sqlx::query_scalar(sql).bind(node).fetch_optional(db).await
+}
+
+/// The minutes of a node that have a row, from one number up to another one, both included.
+pub async fn read_minutes(
+    db: &mut PgConnection,
+    node: &str,
+    numbers: RangeInclusive<i64>,
+) -> Result<Vec<WrittenMinute>, sqlx::Error> {
+    let rows = sqlx::query(
+        "select (extract(epoch from minute) / 60)::bigint as number, reasons, written_at \
+         from node_minutes where node = $1 \
+         and minute between to_timestamp($2::bigint * 60) and to_timestamp($3::bigint * 60)",
+    )
+    .bind(node)
+    .bind(numbers.start())
+    .bind(numbers.end())
+    .fetch_all(db)
+    .await?;
+    let minute = |row: &sqlx::postgres::PgRow| WrittenMinute {
+        number: row.get("number"),
+        reasons: row.get("reasons"),
+        written_at: row.get("written_at"),
+    };
+    Ok(rows.iter().map(minute).collect())
 }
 
 /// A [`DegradedTime`] that may go on.

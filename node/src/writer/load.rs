@@ -14,7 +14,7 @@ use super::LoadedPairs;
 use super::error::WriteError;
 use super::rows::PairRow;
 use super::store::fault;
-use reconcile::{EndReason, Pair, PairId, PairState, Rejected, Stops};
+use reconcile::{EndReason, Pair, PairId, PairState, Rejected, Stops, Volumes};
 use rust_decimal::Decimal;
 use schemas::{
     AccountId, FollowerTicket, LinkId, Lots, MasterTicket, Micros, Price, Side, Symbol, Token,
@@ -34,7 +34,7 @@ macro_rules! load {
             "select id, link_id, follower_id, master_ticket, follower_ticket, state, is_pending, symbol, side,
                 master_side, lots_at_open, master_lots_at_open, close_price, reason, rejected_stops,
                 rejected_stop_loss, rejected_take_profit, rejected_pending_price, rejected_target,
-                version, lease_token,
+                version, lease_token, lots_step, lots_min,
                 (extract(epoch from sent_at) * 1000000)::bigint as sent_us,
                 (extract(epoch from opened_at) * 1000000)::bigint as opened_us,
                 (extract(epoch from closed_at) * 1000000)::bigint as closed_us
@@ -98,7 +98,13 @@ fn read_row(row: &PgRow) -> Result<PairRow, WriteError> {
         opened_at: read_instant(row, "opened_us")?,
         closed_at: read_instant(row, "closed_us")?,
         close_price: read_price(row, "close_price")?,
+        volumes: read_volumes(row)?,
     })
+}
+
+fn read_volumes(row: &PgRow) -> Result<Option<Volumes>, WriteError> {
+    let both = read_lots(row, "lots_step")?.zip(read_lots(row, "lots_min")?);
+    Ok(both.map(|(step, min)| Volumes { step, min }))
 }
 
 fn read_pair(row: &PgRow) -> Result<Pair, WriteError> {

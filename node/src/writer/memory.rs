@@ -214,7 +214,11 @@ impl Tables {
         match self.pairs.get(&row.pair.id) {
             Some(held) if held.has_ended() => Ok((RowOutcome::Ended, None)),
             Some(held) if held.rank() >= row.rank() => Ok((RowOutcome::Already, None)),
-            _ => self.store(row.pair.id, row.clone()),
+            held => {
+                let known = held.and_then(|held| held.volumes);
+                let volumes = row.volumes.or(known);
+                self.store(row.pair.id, PairRow { volumes, ..row.clone() })
+            }
         }
     }
 
@@ -327,6 +331,7 @@ fn end_of(held: &PairRow, row: &PairRow) -> PairRow {
         opened_at: row.opened_at.or(held.opened_at),
         closed_at: row.closed_at,
         close_price: row.close_price,
+        volumes: held.volumes,
     }
 }
 

@@ -3,7 +3,7 @@
 //! Plain data. Every instant is in microseconds UTC, every volume in lots of
 //! its symbol, every token the lease token under which the fact was found.
 
-use reconcile::{Pair, PairId};
+use reconcile::{Pair, PairId, Volumes};
 use schemas::{
     AccountId, FollowerTicket, Funds, LinkId, Lots, MasterTicket, Micros, Price, Symbol, Token,
 };
@@ -32,6 +32,9 @@ pub struct PairRow {
     pub closed_at: Option<Micros>,
     /// Price at which it ended.
     pub close_price: Option<Price>,
+    /// What the broker takes as a volume of the copy's symbol, if its session has said it; a row that
+    /// was written keeps it.
+    pub volumes: Option<Volumes>,
 }
 
 impl PairRow {

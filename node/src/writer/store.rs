@@ -53,12 +53,12 @@ macro_rules! pair_input {
                 $8::text[], $9::boolean[], $10::text[], $11::text[], $12::text[], $13::numeric[],
                 $14::numeric[], $15::numeric[], $16::text[], $17::boolean[], $18::numeric[],
                 $19::numeric[], $20::numeric[], $21::numeric[], $22::bigint[], $23::bigint[],
-                $24::bigint[], $25::bigint[], $26::bigint[])
+                $24::bigint[], $25::bigint[], $26::bigint[], $29::numeric[], $30::numeric[])
             as r (n, id, apart_id, link_id, follower_id, master_ticket, follower_ticket,
                 state, is_pending, symbol, side, master_side, lots_at_open,
                 master_lots_at_open, close_price, reason, rejected_stops, rejected_stop_loss,
                 rejected_take_profit, rejected_pending_price, rejected_target, sent_us, opened_us,
-                closed_us, version, lease_token)
+                closed_us, version, lease_token, lots_step, lots_min)
         )"
     };
 }
@@ -112,7 +112,7 @@ macro_rules! pair_columns {
         "(id, link_id, follower_id, master_ticket, follower_ticket, state, is_pending, symbol, side,
           master_side, lots_at_open, master_lots_at_open, close_price, reason, rejected_stops,
           rejected_stop_loss, rejected_take_profit, rejected_pending_price, rejected_target,
-          sent_at, opened_at, closed_at, version, lease_token, node_id)"
+          sent_at, opened_at, closed_at, version, lease_token, node_id, lots_step, lots_min)"
     };
 }
 
@@ -129,7 +129,7 @@ macro_rules! pair_values {
             instant!("i.opened_us"),
             ", ",
             instant!("i.closed_us"),
-            ", i.version, i.lease_token, $28"
+            ", i.version, i.lease_token, $28, i.lots_step, i.lots_min"
         )
     };
 }
@@ -153,7 +153,9 @@ const LIVE: &str = concat!(
             reason = excluded.reason, sent_at = excluded.sent_at, opened_at = excluded.opened_at,
             closed_at = excluded.closed_at, close_price = excluded.close_price,
             version = excluded.version, lease_token = excluded.lease_token,
-            node_id = excluded.node_id, written_at = clock_timestamp()
+            node_id = excluded.node_id, written_at = clock_timestamp(),
+            lots_step = coalesce(excluded.lots_step, pairs.lots_step),
+            lots_min = coalesce(excluded.lots_min, pairs.lots_min)
         where pairs.state in ('sending', 'open', 'closing')
           and (excluded.lease_token, excluded.version) > (pairs.lease_token, pairs.version)
         returning id
@@ -514,7 +516,7 @@ fn numbers(count: usize) -> Vec<i64> {
     (0..).take(count).collect()
 }
 
-/// Binds $1 to $26 with the rows, $27 with their accounts and $28 with the node.
+/// Binds $1 to $26, $29 and $30 with the rows, $27 with their accounts and $28 with the node.
 fn bind_pairs(sql: &'static str, rows: &[&PairRow], node: &NodeId) -> PgQuery {
     let accounts: BTreeSet<i64> = rows.iter().map(|row| row.follower.as_i64()).collect();
     let pairs: Vec<&Pair> = rows.iter().map(|row| &row.pair).collect();
@@ -548,6 +550,8 @@ fn bind_pairs(sql: &'static str, rows: &[&PairRow], node: &NodeId) -> PgQuery {
         .bind(column(rows, |r| r.token.as_i64()))
         .bind(accounts.into_iter().collect::<Vec<i64>>())
         .bind(node.as_str().to_owned())
+        .bind(column(rows, |r| r.volumes.map(|volumes| volumes.step.get())))
+        .bind(column(rows, |r| r.volumes.map(|volumes| volumes.min.get())))
 }
 
 /// Versions count changes of one pair under one token and never come near the limit.

@@ -52,6 +52,7 @@ fn pair(ticket: u64, state: PairState, copy: Option<u64>, version: u64) -> PairR
         opened_at: None,
         closed_at: None,
         close_price: None,
+        volumes: None,
     }
 }
 

@@ -39,6 +39,7 @@ macro_rules! suite_for {
             status_is_the_last_one_of_the_owner
             locked_account_row_holds_up_only_its_own_rows
             loaded_pairs_are_the_stored_ones_in_every_field
+            what_a_broker_takes_as_a_volume_stays_until_it_says_otherwise
             load_that_fails_is_an_error
         }
     };

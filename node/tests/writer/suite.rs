@@ -2,7 +2,7 @@
 
 use crate::world::*;
 use lockstep::writer::*;
-use reconcile::{Pair, PairState, Rejected, Stops};
+use reconcile::{Pair, PairState, Rejected, Stops, Volumes};
 use schemas::*;
 use std::time::{Duration, Instant};
 
@@ -250,6 +250,7 @@ pub(crate) async fn loaded_pairs_are_the_stored_ones_in_every_field(world: &impl
             ..base.pair
         },
         opened_at: Some(Micros(1_790_000_001_000_001)),
+        volumes: Some(volumes("0.001")),
         ..base
     };
     let live = full(pair(11, 1, PairState::Open, Some(901)));
@@ -269,6 +270,26 @@ pub(crate) async fn loaded_pairs_are_the_stored_ones_in_every_field(world: &impl
     assert_eq!(loaded, LoadedPairs { live: vec![live, other], ended: vec![ended] });
     let nothing = world.rows("b").load_pairs(account(13)).await.unwrap();
     assert_eq!(nothing, LoadedPairs { live: vec![], ended: vec![] });
+}
+
+/// What the broker takes as a volume, with this step.
+fn volumes(step: &str) -> Volumes {
+    Volumes { step: step.parse().unwrap(), min: "0.01".parse().unwrap() }
+}
+
+/// A session that is not open does not know it.
+pub(crate) async fn what_a_broker_takes_as_a_volume_stays_until_it_says_otherwise(
+    world: &impl World,
+) {
+    let row = |step: Option<&str>, version| {
+        let row = versioned(pair(11, 1, PairState::Open, Some(901)), 1, version);
+        Row::Pair(PairRow { volumes: step.map(volumes), ..row })
+    };
+    for (step, known) in [(Some("0.1"), "0.1"), (None, "0.1"), (Some("0.01"), "0.01")] {
+        let version = world.pairs(11).await.first().map_or(1, |row| row.pair.version + 1);
+        assert_eq!(world.store("a", [row(step, version)]).await, [Written]);
+        assert_eq!(world.pairs(11).await[0].volumes, Some(volumes(known)));
+    }
 }
 
 pub(crate) async fn load_that_fails_is_an_error(world: &impl World) {

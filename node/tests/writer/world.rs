@@ -269,6 +269,7 @@ pub(crate) fn pair(
         opened_at: None,
         closed_at: None,
         close_price: None,
+        volumes: None,
     }
 }
 

@@ -8,6 +8,7 @@ use lockstep::clock::NodeClock;
 use lockstep::directory::{self, NewAccount, NewLink};
 use lockstep::history::{self, Step};
 use lockstep::player::{self, Player};
+use lockstep_tests::http::Client;
 use paper::protocol::{AccountDecl, Instruction, LoginKind, Style};
 use paper::{Ident, PaperDriver};
 use reconcile::{AboveMax, BelowMin, Sizing};
@@ -55,6 +56,7 @@ const SETTINGS: &[(&str, &str)] = &[
 
 struct Node {
     address: SocketAddr,
+    api: Client,
     process: ManagedProcess,
 }
 
@@ -113,9 +115,12 @@ impl Fleet {
             &tokio::runtime::Handle::current(),
         );
         publisher.observe(clock.wall(), player::base(), &BTreeMap::new());
-        let nodes = ["node-a", "node-b"].map(|name| start_node(name, &database_url, &nats.url()));
+        let mut nodes = Vec::new();
+        for name in ["node-a", "node-b"] {
+            nodes.push(start_node(name, &database_url, &nats.url()).await);
+        }
         let mut fleet = Fleet {
-            nodes: nodes.into(),
+            nodes,
             master: account(MASTER),
             paper_master: account(PAPER_MASTER),
             publisher,
@@ -163,6 +168,14 @@ impl Fleet {
         self.trade_at_the_paper_master().await;
         self.skip_a_number().await;
         self.give_one_back().await;
+    }
+
+    /// Asks each node's API for what needs no token, and for something that does.
+    pub(super) async fn ask_the_api(&self) {
+        for node in &self.nodes {
+            assert_eq!(node.api.get("/livez").await.status, 200);
+            assert_eq!(node.api.get("/v1/accounts").await.status, 401);
+        }
     }
 
     /// Ends the nodes in an orderly way.
@@ -250,8 +263,9 @@ impl Fleet {
     }
 }
 
-fn start_node(name: &str, database_url: &str, nats_url: &str) -> Node {
+async fn start_node(name: &str, database_url: &str, nats_url: &str) -> Node {
     let address = free_address().unwrap();
+    let api = Client::free().await;
     let mut spec = ProcessSpec::new(name, program())
         .arg("node")
         .stop_signal(StopSignal::Term)
@@ -259,6 +273,7 @@ fn start_node(name: &str, database_url: &str, nats_url: &str) -> Node {
         .env("LOCKSTEP_NATS_URLS", nats_url)
         .env("LOCKSTEP_NODE_NAME", name)
         .env("LOCKSTEP_METRICS_LISTEN", address.to_string())
+        .env("LOCKSTEP_API_LISTEN", api.address())
         .env("LOCKSTEP_CAPACITY", LEASED.to_string());
     for (key, value) in SETTINGS {
         spec = spec.env(key, value);
@@ -266,7 +281,7 @@ fn start_node(name: &str, database_url: &str, nats_url: &str) -> Node {
     for foreign in ["LOCKSTEP_TOOLS", "LOCKSTEP_PROMETHEUS", "LOCKSTEP_PROMTOOL"] {
         spec = spec.env_remove(foreign);
     }
-    Node { address, process: spec.start().unwrap() }
+    Node { address, api, process: spec.start().unwrap() }
 }
 
 /// Symbols of the history with room for every volume, and the accounts at the paper broker.

@@ -137,6 +137,7 @@ impl Pairs {
             opened_at: None,
             closed_at: None,
             close_price: None,
+            volumes: None,
         }
     }
 
