@@ -314,7 +314,10 @@ async fn a_file_with_faults_changes_nothing_and_tells_them_all_with_their_places
     }
     let both = format!("{FILE}{}{}", cases[4].0, cases[5].0);
     let output = desk.cli(&["apply", "-f", text(&desk.file("both.toml", &both))]).await;
-    assert!(output.stderr.contains("2 faults"), "{output:?}");
+    // Neither can be read, and both are of the same two accounts.
+    for told in ["3 faults", "valu", "-3", "link boss → two: line 26 has it already"] {
+        assert!(output.stderr.contains(told), "{told}: {output:?}");
+    }
     assert_eq!(desk.cli(&["account", "list", "--json"]).await.json().as_array().unwrap().len(), 1);
     assert_eq!(desk.cli(&["apply", "-f", "/no/such/file"]).await.code, Some(3));
 }
