@@ -87,7 +87,7 @@ mod tests {
         // Spelt in two, so that this file has none.
         let bare = concat!("%", "error");
         let mut wrong = Vec::new();
-        for path in found.iter().filter(|path| !path.starts_with(folder.join("api"))) {
+        for path in &found {
             let text = std::fs::read_to_string(path).unwrap();
             let lines = text.lines().enumerate().filter(|(_, line)| line.contains(bare));
             wrong.extend(lines.map(|(at, line)| format!("{}:{}: {line}", path.display(), at + 1)));

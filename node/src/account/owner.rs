@@ -5,6 +5,7 @@
 //!
 //! Invariant: a request without an answer has not been refused, and may still be carried out.
 
+use crate::causes::with_causes;
 use bus::BusError;
 use futures_util::StreamExt;
 use schemas::control::{ControlReply, ControlRequest};
@@ -72,7 +73,7 @@ pub async fn ask(
                 // Somebody who lost it a moment ago.
                 Ok(_) => {}
                 // Our own echo is none, and neither is anything else that is not an answer.
-                Err(error) => tracing::debug!(%error, "not an answer"),
+                Err(error) => tracing::debug!(error = %with_causes(&error), "not an answer"),
             }
         }
         Err(AskError::Ended)

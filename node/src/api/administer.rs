@@ -42,7 +42,7 @@ impl From<TokenError> for Problem {
             | TokenError::NameTaken(_)
             | TokenError::BadName(_)
             | TokenError::Scope { .. } => {
-                tracing::error!(%error, "a token could not be read");
+                tracing::error!(error = %with_causes(&error), "a token could not be read");
                 Problem::fault("the token's row holds a value that cannot be")
             }
         }

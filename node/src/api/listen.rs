@@ -5,6 +5,7 @@
 //! 2. One that does not say its request within [`HEADER_LIMIT`], or takes no more of its answer for
 //!    [`WRITE_LIMIT`], is closed (H76): slow clients hold a place for a bounded time, and nothing else.
 
+use crate::causes::with_causes;
 use axum::Router;
 use hyper::server::conn::http1;
 use hyper_util::rt::{TokioIo, TokioTimer};
@@ -50,7 +51,7 @@ pub(super) async fn serve(listener: TcpListener, router: Router, patience: Patie
         let socket = match listener.accept().await {
             Ok((socket, _)) => socket,
             Err(error) => {
-                tracing::warn!(%error, "the API took no connection");
+                tracing::warn!(error = %with_causes(&error), "the API took no connection");
                 tokio::time::sleep(ACCEPT_RETRY).await;
                 continue;
             }
@@ -63,7 +64,7 @@ pub(super) async fn serve(listener: TcpListener, router: Router, patience: Patie
                 .header_read_timeout(patience.header)
                 .serve_connection(TokioIo::new(Patient::new(socket, patience.write)), service);
             if let Err(error) = connection.await {
-                tracing::debug!(%error, "a connection of the API ended");
+                tracing::debug!(error = %with_causes(&error), "a connection of the API ended");
             }
         });
     }

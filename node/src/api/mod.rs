@@ -39,6 +39,7 @@ pub use listen::{CONNECTIONS_MAX, HEADER_LIMIT, WRITE_LIMIT};
 pub use stream::{STREAM_LIMIT, STREAMS_MAX};
 
 use crate::account::session::NodeContext;
+use crate::causes::with_causes;
 use crate::database;
 use crate::lease::LeaseState;
 use axum::extract::{Request, State};
@@ -197,7 +198,9 @@ pub fn start(
                         _ = stopped => {}
                     }
                 }
-                Err(error) => tracing::error!(%error, "the API cannot listen"),
+                Err(error) => {
+                    tracing::error!(error = %with_causes(&error), "the API cannot listen")
+                }
             }
         });
         // What clients still read must not hold up the end of the node.

@@ -23,7 +23,7 @@ use schemas::{AccountId, subject};
 use serde::Serialize;
 use sqlx::postgres::PgConnection;
 use sqlx::{ConnectOptions, Row};
-use std::net::SocketAddr;
+use std::net::{IpAddr, SocketAddr};
 use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
@@ -187,8 +187,16 @@ fn free(check: &'static str, name: &str, listen: SocketAddr, checks: &mut Checks
 
 /// Whether an address stays on this machine, so that nobody can listen in between.
 fn is_local(place: &str) -> bool {
-    let host = place.trim_start_matches('[');
-    ["localhost", "127.", "::1", "/"].iter().any(|local| host.starts_with(local))
+    let host = match place.strip_prefix('[') {
+        Some(bracketed) => bracketed.split(']').next().unwrap_or_default(),
+        // One colon stands before a port, several are an address of IPv6.
+        None => match place.split_once(':') {
+            Some((host, port)) if !port.contains(':') => host,
+            Some(_) | None => place,
+        },
+    };
+    let is_loopback = |address: IpAddr| address.is_loopback();
+    host.starts_with('/') || host == "localhost" || host.parse().is_ok_and(is_loopback)
 }
 
 /// What the settings ask of the database, beside what every node does; they need not be valid.
@@ -623,10 +631,19 @@ mod tests {
 
     #[test]
     fn what_stays_on_this_machine_is_told_from_what_does_not() {
-        for local in ["127.0.0.1", "localhost:4222", "/run/postgresql", "[::1]:4222"] {
+        for local in
+            ["127.0.0.1", "localhost:4222", "/run/postgresql", "[::1]:4222", "::1", "127.9.9.9:1"]
+        {
             assert!(is_local(local), "{local}");
         }
-        for remote in ["10.0.0.1", "db.example", "1127.0.0.1"] {
+        for remote in [
+            "10.0.0.1",
+            "db.example",
+            "1127.0.0.1",
+            "localhost.db.example",
+            "127.db.example:1",
+            "[fe80::1]:1",
+        ] {
             assert!(!is_local(remote), "{remote}");
         }
     }

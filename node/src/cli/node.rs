@@ -370,7 +370,8 @@ async fn wait_for_stop() -> Result<(), CliError> {
     Ok(())
 }
 
-/// At its most talkative the bus client writes what it logs in with, whatever filter is asked for.
+/// At its most talkative the bus client writes its login line. It hides what is secret there by itself;
+/// whatever filter is asked for, nothing rests on that.
 fn tells_no_secret(metadata: &tracing::Metadata<'_>) -> bool {
     *metadata.level() != tracing::Level::TRACE || !metadata.target().starts_with("async_nats")
 }
