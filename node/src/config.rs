@@ -16,9 +16,9 @@
 
 use crate::credentials::MasterKeys;
 use crate::lease::LeaseTiming;
+use crate::secret::SecretUrl;
 use schemas::NodeId;
 use std::collections::BTreeMap;
-use std::fmt;
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
@@ -305,54 +305,6 @@ impl Vars for BTreeMap<String, String> {
 
     fn names(&self) -> Vec<String> {
         self.keys().filter(|name| name.starts_with(PREFIX)).cloned().collect()
-    }
-}
-
-/// An address that may hold a password: `Debug` and `Display` hide it.
-#[derive(Clone, PartialEq, Eq)]
-pub struct SecretUrl(String);
-
-impl SecretUrl {
-    /// Keeps a text.
-    pub fn new(text: impl Into<String>) -> Self {
-        Self(text.into())
-    }
-
-    /// The whole text, for whoever connects.
-    pub fn expose(&self) -> &str {
-        &self.0
-    }
-}
-
-impl fmt::Display for SecretUrl {
-    /// Scheme, user and place. Everything from a `?` on is left out: parameters may hold secrets.
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Some((scheme, rest)) = self.0.split_once("://") else {
-            return f.write_str("***");
-        };
-        let without_parameters =
-            |place: &str| place.split(['?', '#']).next().unwrap_or_default().to_owned();
-        match rest.rsplit_once('@') {
-            None => write!(f, "{scheme}://{}", without_parameters(rest)),
-            Some((user, place)) => {
-                let place = without_parameters(place);
-                let odd = user.contains(['/', '?', '#', '@']);
-                match user.split_once(':') {
-                    Some((user, _password)) if !odd => write!(f, "{scheme}://{user}:***@{place}"),
-                    // A single word before the @ is a token where NATS reads it.
-                    None if !odd && scheme.starts_with("postgres") => {
-                        write!(f, "{scheme}://{user}@{place}")
-                    }
-                    Some(_) | None => write!(f, "{scheme}://***@{place}"),
-                }
-            }
-        }
-    }
-}
-
-impl fmt::Debug for SecretUrl {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{self}")
     }
 }
 
@@ -869,13 +821,13 @@ impl Reader<'_> {
         {
             self.faults.push(format!("{DATABASE_URL} {what}"));
         }
-        SecretUrl(text)
+        SecretUrl::new(text)
     }
 
     fn nats_urls(&mut self) -> Vec<SecretUrl> {
         let text = self.text(NATS_URLS);
         let urls: Vec<SecretUrl> =
-            text.split(',').map(|url| SecretUrl(url.trim().to_owned())).collect();
+            text.split(',').map(|url| SecretUrl::new(url.trim())).collect();
         let wrong = urls.iter().filter_map(|url| check_nats_url(url.expose()).err());
         self.faults.extend(wrong.map(|what| format!("{NATS_URLS} {what}")));
         urls

@@ -426,7 +426,7 @@ async fn minutes_are_told_one_by_one(world: &World, api: &Client) {
     }
 }
 
-/// Two were closed by hand; the others are what the master has, in the broker's own steps.
+/// Three were closed by hand; the others are what the master has, in the broker's own steps.
 async fn copies_stand_beside_the_masters_trades(
     world: &World,
     api: &Client,
@@ -435,7 +435,7 @@ async fn copies_stand_beside_the_masters_trades(
 ) {
     let follower = world.links[0].follower;
     let path = format!("/v1/accounts/{follower}/positions");
-    let [closed, other, part, whole, ..] = tickets else { panic!("{tickets:?}") };
+    let [closed, other, _, part, whole] = tickets else { panic!("{tickets:?}") };
     master.reduce(*part, "0.03");
     let seen = |answer: &Answer, ticket: &MasterTicket| -> Value {
         let page = answer.json();
@@ -604,7 +604,6 @@ async fn slow_clients_delay_neither_a_lease_cycle_nor_a_copy() {
     let metrics = ("LOCKSTEP_METRICS_LISTEN", page.address());
     let (_node, api) = node_with_api(&world, "a", &[metrics]).await;
     world.until_copying().await;
-    a_database_that_stands_still_costs_requests_alone(&world, &api).await;
     // Streams that nobody reads, and every place that is left taken by half a request.
     let mut slow: Vec<TcpStream> = Vec::new();
     for _ in 0..STREAMS_MAX {
@@ -656,6 +655,8 @@ async fn slow_clients_delay_neither_a_lease_cycle_nor_a_copy() {
     master.close(last);
     world.until_equal(SOON, |_| State::of_book(&master.book)).await;
     assert_clean(&world.ledger().await);
+    drop(slow);
+    a_database_that_stands_still_costs_requests_alone(&world, &api).await;
 }
 
 /// Every request ends, and those for which there is no room at once.

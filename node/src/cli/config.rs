@@ -6,7 +6,8 @@
 use super::settings::{SettingsArg, Sourced};
 use super::table::{TableRow, render};
 use super::{CliError, node, out};
-use crate::config::{NodeConfig, SETTINGS, SecretUrl, Setting, Vars};
+use crate::config::{NodeConfig, SETTINGS, Setting, Vars};
+use crate::secret::SecretUrl;
 use clap::{Args, Subcommand};
 use serde::Serialize;
 

@@ -8,7 +8,8 @@
 
 use super::settings::{SettingsArg, unwritable};
 use super::{CliError, config, doctor, out};
-use crate::config::{ProcessVars, SETTINGS, SecretUrl, Vars};
+use crate::config::{ProcessVars, SETTINGS, Vars};
+use crate::secret::SecretUrl;
 use clap::Args;
 use std::fs::OpenOptions;
 use std::io::{BufRead, ErrorKind, IsTerminal, Write};

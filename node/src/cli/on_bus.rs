@@ -1,7 +1,8 @@
 //! The bus that a verb speaks on: which servers, and what they are checked by.
 
 use super::CliError;
-use crate::config::{SecretUrl, check_nats_url, holds_certificate};
+use crate::config::{check_nats_url, holds_certificate};
+use crate::secret::SecretUrl;
 use bus::ClientSettings;
 use clap::Args;
 use std::ops::Deref;
