@@ -21,6 +21,10 @@ use sqlx::types::Json;
 use sqlx::{PgConnection, Row};
 use std::collections::BTreeMap;
 use std::time::Duration;
+
+/// So long a deleted link is still read although no row says that it has anything open: a former owner
+/// may have opened a copy whose row is lost. Chosen: longer than an account is ever left alone.
+const DELETED_LINK_KEPT: Duration = Duration::from_secs(1_800);
 use time::OffsetDateTime;
 use utoipa::ToSchema;
 
@@ -806,7 +810,8 @@ pub async fn count_wrapped(db: &mut PgConnection) -> Result<Vec<(String, i64)>, 
         .await?)
 }
 
-/// The rules of every link of a follower; a deleted link closes what it has open and opens nothing.
+/// The rules of every link of a follower; a deleted link closes what it has open and opens nothing, and
+/// after [`DELETED_LINK_KEPT`] it is read no more where nothing is open.
 pub async fn load_links(
     db: &mut PgConnection,
     follower: AccountId,
@@ -834,9 +839,13 @@ async fn link_rows(db: &mut PgConnection, follower: AccountId) -> Result<Vec<PgR
     sqlx::query(
         "select l.*, m.name as master, m.mode as master_mode, f.mode as follower_mode, (select mode from fleet_mode) as fleet_mode \
          from copy_links l join trading_accounts m on m.id = l.master_id \
-         join trading_accounts f on f.id = l.follower_id where l.follower_id = $1 order by l.id",
+         join trading_accounts f on f.id = l.follower_id where l.follower_id = $1 \
+         and (l.deleted_at is null or l.deleted_at > now() - $2 or exists ( \
+             select 1 from pairs p where p.link_id = l.id and p.state in ('sending', 'open', 'closing'))) \
+         order by l.id",
     )
     .bind(follower.as_i64())
+    .bind(DELETED_LINK_KEPT)
     .fetch_all(db)
     .await
 }

@@ -96,6 +96,33 @@ async fn a_link_that_is_deleted_only_closes() {
 }
 
 #[tokio::test]
+async fn a_link_that_was_deleted_long_ago_is_read_as_long_as_it_has_a_copy() {
+    let mut w = linked().await;
+    let count = async |w: &mut Linked| load_links(&mut w.db, w.follower).await.unwrap().len();
+    sqlx::query("update copy_links set deleted_at = now() - interval '29 minutes'")
+        .execute(&mut w.db)
+        .await
+        .unwrap();
+    assert_eq!(count(&mut w).await, 1, "a copy without a row may still turn up");
+    sqlx::raw_sql(
+        "update copy_links set deleted_at = now() - interval '31 minutes';
+         insert into pairs (id, link_id, follower_id, master_ticket, follower_ticket, state, symbol, side,
+             master_side, master_lots_at_open, version, lease_token, node_id)
+         select gen_random_uuid(), id, follower_id, 1, 9, 'open', 'EURUSD', 'buy', 'buy', 1, 1, 1, 'a'
+         from copy_links",
+    )
+    .execute(&mut w.db)
+    .await
+    .unwrap();
+    assert_eq!(count(&mut w).await, 1);
+    sqlx::query("update pairs set state = 'closed', closed_at = now()")
+        .execute(&mut w.db)
+        .await
+        .unwrap();
+    assert_eq!(count(&mut w).await, 0);
+}
+
+#[tokio::test]
 async fn a_password_that_was_stored_while_its_key_was_wrapped_anew_stays() {
     let mut w = linked().await;
     let sealed = |n: u8| Sealed {

@@ -83,6 +83,9 @@ const FLUSH_LIMIT: Duration = Duration::from_secs(10);
 const CLOSE_LIMIT: Duration = Duration::from_secs(1);
 /// A reconcile without any other reason: finds what nobody told of, such as a changed stop.
 const ROUTINE_RECONCILE: Duration = Duration::from_secs(60);
+/// Account and links are read again so often (chosen): nobody announces that a removed link has had its
+/// time. Each account has its own moment.
+const LINKS_REREAD: Duration = Duration::from_secs(600);
 /// What the status row of a netting account with links that copy onto it says.
 const NETTING_WORD: &str = "unusable";
 /// Why.
@@ -267,6 +270,8 @@ pub(super) struct AccountSession {
     pub(super) feeds: Vec<(AccountId, mpsc::Receiver<FeedMessage>)>,
     /// When a feed that ended is attached to anew.
     attach_at: Option<NodeTime>,
+    /// When account and links are read again without a word from the database.
+    reread_at: NodeTime,
     pub(super) stretch: Option<u64>,
     /// Highest epoch that is stored, or was heard from another publisher.
     pub(super) epoch: Option<Epoch>,
@@ -330,6 +335,8 @@ enum Interrupted {
 impl AccountSession {
     fn new(context: Arc<NodeContext>, gained: Gained, control: Control) -> Self {
         let owner = Owner { account: gained.tenure.account, token: gained.tenure.token };
+        let part = (owner.account.get() % 100) as f64 / 100.0;
+        let reread_at = context.clock.now().plus(LINKS_REREAD.mul_f64(1.0 + part));
         AccountSession {
             context,
             gained,
@@ -338,6 +345,7 @@ impl AccountSession {
             follower: None,
             feeds: Vec::new(),
             attach_at: None,
+            reread_at,
             stretch: None,
             epoch: None,
             storing: None,
@@ -499,9 +507,19 @@ impl AccountSession {
         self.follower = Some(follower);
     }
 
+    /// Hears the masters that it has, and no others.
     fn attach_feeds(&mut self) {
         let Some(follower) = &self.follower else { return };
-        for master in follower.masters() {
+        let masters = follower.masters();
+        let (feeds, account) = (&self.context.feeds, self.owner.account);
+        self.feeds.retain(|(master, _)| {
+            let is_ours = masters.contains(master);
+            if !is_ours {
+                feeds.detach(*master, account);
+            }
+            is_ours
+        });
+        for master in masters {
             if self.feeds.iter().all(|(attached, _)| *attached != master) {
                 let (sender, receiver) = mpsc::channel(FEED_MESSAGES_MAX);
                 self.context.feeds.attach(master, self.owner.account, sender);
@@ -747,6 +765,11 @@ impl AccountSession {
         }
         if self.attach_at.take_if(|at| self.context.clock.now() >= *at).is_some() {
             self.attach_feeds();
+        }
+        let now = self.context.clock.now();
+        if now >= self.reread_at {
+            self.reread_at = now.plus(LINKS_REREAD);
+            self.begin_reload(Duration::ZERO);
         }
         for key in self.stored_since() {
             self.step(connection, Input::Stored(key));

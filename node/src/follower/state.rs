@@ -759,6 +759,7 @@ impl Follower {
 
     fn on_links(&mut self, now: Now, links: Vec<(LinkRules, Pairs)>) {
         let mut changed = BTreeSet::new();
+        self.forget_all_but(&links.iter().map(|(rule, _)| rule.link).collect());
         for (mut rule, pairs) in links {
             if let Some(link) = self.links.get_mut(&rule.link) {
                 link.keep_untagged(&mut rule);
@@ -784,6 +785,24 @@ impl Follower {
         for (_, order) in self.on_their_way.iter_mut().filter(|(k, _)| changed.contains(&k.link)) {
             order.overtaken = true;
         }
+    }
+
+    /// Forgets links that were removed and have nothing open, and masters that no link is left of.
+    fn forget_all_but(&mut self, known: &BTreeSet<LinkId>) {
+        let at_work = self.on_their_way.keys().chain(self.unresolved.keys());
+        let at_work = at_work.chain(self.planned.keys()).chain(self.retries.keys());
+        let at_work = at_work.chain(self.wishes.keys()).chain(self.unstored.keys());
+        let at_work: BTreeSet<LinkId> = at_work.map(|key| key.link).collect();
+        self.links.retain(|id, link| {
+            let has_live = link.pairs.rows().any(|pair| pair.state.is_live());
+            known.contains(id) || at_work.contains(id) || has_live
+        });
+        let links = &self.links;
+        self.by_ticket.retain(|_, key| links.contains_key(&key.link));
+        self.causes.retain(|key, _| links.contains_key(&key.link));
+        self.last_looks.retain(|(_, link)| links.contains_key(link));
+        let masters = self.masters();
+        self.masters.retain(|master, _| masters.contains(master));
     }
 
     pub(super) fn all_due(&mut self, at: NodeTime, reason: Reason) {

@@ -15,5 +15,6 @@ mod pendings;
 mod random;
 mod reads;
 mod refused;
+mod removing;
 mod takeovers;
 mod world;
