@@ -268,8 +268,7 @@ pub const SETTINGS: &[Setting] = &[
         Some("info,async_nats=warn,sqlx=warn"),
         "which log lines are written, as tracing's env filter reads it. At info the bus client would write \
          a line at every try to connect. One that a server refuses, as with a wrong secret, it logs as an \
-         error all the same, every 1 to 2 s; the node says once by itself why the bus is not there, so \
-         async_nats=off loses nothing there",
+         error all the same, every 1 to 2 s",
     ),
 ];
 
