@@ -202,7 +202,7 @@ pub const SETTINGS: &[Setting] = &[
         LOCAL_PATH,
         Some("on"),
         "on or off; whether followers hear a master of their own node without the way over NATS, \
-         where its events go at the same time",
+         where its events go at the same time. While the bus is away they hear nothing either",
     ),
     setting(
         STALE,
