@@ -202,7 +202,7 @@ pub const SETTINGS: &[Setting] = &[
         LOCAL_PATH,
         Some("on"),
         "on or off; whether followers hear a master of their own node without the way over NATS, \
-         where its events go at the same time",
+         where its events go at the same time. While the bus is away they hear nothing either",
     ),
     setting(
         STALE,
@@ -266,7 +266,9 @@ pub const SETTINGS: &[Setting] = &[
     setting(
         LOG,
         Some("info,async_nats=warn,sqlx=warn"),
-        "which log lines are written, as tracing's env filter reads it; the bus client would write a line at every try to connect",
+        "which log lines are written, as tracing's env filter reads it. At info the bus client would write \
+         a line at every try to connect. One that a server refuses, as with a wrong secret, it logs as an \
+         error all the same, every 1 to 2 s",
     ),
 ];
 

@@ -410,8 +410,9 @@ async fn look_at_rights(
             continue;
         }
         let fix = format!(
-            "make it a member: `grant {group} to {role}`, after `lockstep roles apply` with the role \
-             that owns the tables"
+            "if it is the login of a node, make it a member: `grant {group} to {role}`, after `lockstep \
+             roles apply` with the role that owns the tables; if it is a person's, run this with the \
+             settings of a node"
         );
         let says = format!("role {role} may not do what {whose} does: {}", lacking.join(", "));
         checks.fail(check, says, &fix);

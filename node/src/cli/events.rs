@@ -49,6 +49,9 @@ pub struct EventsArgs {
 #[derive(Debug, Subcommand)]
 enum EventsVerb {
     /// Print the last events, and with --follow those that come.
+    ///
+    /// OWN US is the own time of a copy in microseconds, from the master's event to the order call; `-` where
+    /// a comparison led to it.
     Tail(TailArgs),
 }
 

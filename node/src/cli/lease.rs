@@ -43,6 +43,10 @@ pub struct LeaseArgs {
 #[derive(Debug, Subcommand)]
 enum LeaseVerb {
     /// List every account with its lease.
+    ///
+    /// TOKEN is the number of the tenure: it grows with every claim, and brokers that check it refuse orders
+    /// of an older one. STARTS counts the claims since a tenure last went well for five leases; from 2 on,
+    /// others leave the account alone for a while after a crash. SINCE is the age of the tenure.
     List,
     /// Have the owner hand an account over to another node, as it does when it is stopped.
     Release(ReleaseArgs),

@@ -52,7 +52,10 @@ pub struct Cli {
 enum Verb {
     /// Write a file of settings, by questions or flags, and check it.
     Init(init::InitArgs),
-    /// Check database, bus, clocks, rights and settings, and say how to mend what is wrong.
+    /// Check database, bus, clocks, rights and settings of a node, and say how to mend what is wrong.
+    ///
+    /// Run it with the settings of a node, its login in the database and its user of the bus. With those of
+    /// a person it fails: they may not do what a node does, and shall not be given it.
     Doctor(doctor::DoctorArgs),
     /// Run a node: lease accounts, publish masters, copy to followers.
     Node(node::NodeArgs),

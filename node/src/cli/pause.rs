@@ -86,7 +86,7 @@ pub struct KillSwitchArgs {
     /// Open nothing, and still follow and close what is open.
     #[arg(long)]
     close_only: bool,
-    /// Do not ask.
+    /// Do not ask. Without a terminal, as in a script, nothing is stopped unless this is given.
     #[arg(long)]
     yes: bool,
     /// Print JSON.

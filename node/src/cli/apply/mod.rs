@@ -36,7 +36,8 @@ pub struct ApplyArgs {
     /// Show the changes, and make none.
     #[arg(long)]
     dry_run: bool,
-    /// Also remove links and switch off accounts that the file does not name.
+    /// Also remove links and switch off accounts that the file does not name. No other verb removes a link;
+    /// its open copies are followed to their end.
     #[arg(long)]
     prune: bool,
     /// Print JSON.

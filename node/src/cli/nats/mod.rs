@@ -35,7 +35,9 @@ const RENEWED: &str = "1. copy ca.pem to every server and every user; reload the
      and restart the users' processes one after the other\n\
      2. then copy cert.pem and key.pem to every server and reload it\n\
      ca.pem holds the authority of before as well: until a server has its new certificate it keeps to \
-     the old one";
+     the old one\n\
+     do both before the next `renew`: ca.pem holds two authorities, and a second one now would drop that \
+     which the servers use";
 
 /// Arguments of `lockstep nats`.
 #[derive(Debug, Args)]
@@ -73,7 +75,8 @@ enum NatsVerb {
         user: String,
     },
     /// Make all certificates anew before they run out; users and their secrets stay. `ca.pem` then holds
-    /// the authority of before as well, so that nothing stops while the files are handed out.
+    /// the authority of before as well, so that nothing stops while the files are handed out. Hand them out
+    /// to the end before the next `renew`: a second one drops the authority that the servers still use.
     Renew {
         /// The folder that `init` wrote.
         folder: PathBuf,
