@@ -800,10 +800,10 @@ pub async fn replace_wrapped(
 }
 
 /// How many passwords each master key has wrapped.
-pub async fn count_wrapped(db: &mut PgConnection) -> Result<Vec<(String, i64)>, DirectoryError> {
-    Ok(sqlx::query_as("select key_id, count(*) from account_credentials group by key_id")
+pub async fn count_wrapped(db: &mut PgConnection) -> Result<Vec<(String, i64)>, sqlx::Error> {
+    sqlx::query_as("select key_id, count(*) from account_credentials group by key_id")
         .fetch_all(db)
-        .await?)
+        .await
 }
 
 /// The rules of every link of a follower; a deleted link closes what it has open and opens nothing.
