@@ -21,7 +21,7 @@ use crate::directory::{self, Directory};
 use crate::exporter;
 use crate::gate::Gate;
 use crate::lease::predecessor::{self, Boot};
-use crate::lease::{self, LeaseSettings, PostgresOwnership};
+use crate::lease::{self, LeaseSettings, PermitWatch, PostgresOwnership};
 use crate::notes::Notes;
 use crate::open_files;
 use crate::roles;
@@ -248,12 +248,14 @@ fn run_on(
     let notifier = Notifier::from_env()
         .map_err(|error| CliError::missing("NOTIFY_SOCKET", error))?
         .map(Arc::new);
+    let trusted = config.lease.saturating_sub(config.fence);
     let mut watchdog = notifier.clone().zip(systemd::watchdog_time()).map(|(notifier, time)| {
-        let trusted = config.lease.saturating_sub(config.fence);
         let pulses = [hot, slow].map(|runtime| systemd::pulse(runtime.handle()));
         Watchdog::new(notifier, time, trusted, lease.state(), pulses, Arc::clone(&ending))
     });
+    let mut permits = PermitWatch::new(lease.state(), trusted);
     let ticker = lease::watch_for_freezes(clock.clone(), gate.clone(), lease.wake(), move |now| {
+        permits.look(now);
         if let Some(watchdog) = &mut watchdog {
             watchdog.look(now);
         }
