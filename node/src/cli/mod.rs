@@ -197,6 +197,21 @@ pub fn main() -> ExitCode {
     }
 }
 
+/// Asks the person at the terminal; `what` says what would come of it, `kept` that nothing did.
+fn confirm(what: &str, kept: &str) -> Result<(), CliError> {
+    use std::io::{BufRead, IsTerminal};
+    if !std::io::stdin().is_terminal() {
+        return Err(CliError::Usage(format!("--yes is needed where nobody can be asked: {what}")));
+    }
+    out::ask(format_args!("{what}. Type yes: "))?;
+    let mut answer = String::new();
+    std::io::stdin().lock().read_line(&mut answer)?;
+    match answer.trim() {
+        "yes" => Ok(()),
+        _ => Err(CliError::No(kept.to_owned())),
+    }
+}
+
 /// A small runtime for verbs that ask one question and end.
 pub(crate) fn block_on<F: Future>(future: F) -> Result<F::Output, CliError> {
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
