@@ -270,3 +270,20 @@ impl DatabaseArg {
         connection.map_err(|e| CliError::missing("database", e))
     }
 }
+
+/// What tests of several verbs share.
+#[cfg(test)]
+mod tests {
+    /// Writes a copy of this ticket of the link's master that is open.
+    pub(super) async fn insert_open_pair(
+        db: &mut sqlx::PgConnection,
+        link: schemas::LinkId,
+        ticket: i64,
+    ) {
+        let row = "insert into pairs (id, link_id, follower_id, master_ticket, follower_ticket, state, \
+             symbol, side, master_side, master_lots_at_open, version, lease_token, node_id) \
+             select gen_random_uuid(), id, follower_id, $2, $2, 'open', 'EURUSD', 'buy', 'buy', 1, 0, 0, \
+             'n' from copy_links where id = $1";
+        sqlx::query(row).bind(link.as_i64()).bind(ticket).execute(db).await.unwrap();
+    }
+}
