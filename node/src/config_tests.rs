@@ -275,6 +275,11 @@ fn an_address_of_another_kind_is_refused_with_its_value_and_without_its_password
             "postgres://me:***@db:port/x: invalid port",
         ),
         (DATABASE_URL, "postgres://me:hunter2@db/x?sslmode=shut", "postgres://me:***@db/x: "),
+        (
+            DATABASE_URL,
+            "postgres://me:hunter2@db/x?sslmod=hunter2",
+            "parameter \"sslmod\" is not known",
+        ),
         (NATS_URLS, "nats://n1,http://me:hunter2@n2", "http://me:***@n2"),
         (NATS_URLS, "nats://me:hunter2@n2:port", "nats://me:***@n2:port"),
     ];

@@ -145,6 +145,46 @@ impl MasterKeys {
     }
 }
 
+/// Stored passwords that none of the master keys here opens.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
+pub enum Unopened {
+    /// There is no key.
+    #[error("none, and passwords are stored for {stored} accounts: they cannot log in here")]
+    NoKey {
+        /// Passwords that are stored.
+        stored: i64,
+    },
+    /// The keys are others.
+    #[error(
+        "none of the keys here opens {unopened} of {stored} stored passwords: their accounts cannot log \
+         in here"
+    )]
+    OtherKeys {
+        /// Passwords under other keys.
+        unopened: i64,
+        /// All of them.
+        stored: i64,
+    },
+}
+
+impl Unopened {
+    /// What these keys do not open of the passwords that each key, by its name, has wrapped.
+    pub fn among(wrapped: &[(String, i64)], keys: Option<&MasterKeys>) -> Option<Self> {
+        let stored = wrapped.iter().map(|(_, count)| count).sum();
+        let Some(keys) = keys else {
+            return (stored > 0).then_some(Unopened::NoKey { stored });
+        };
+        let others = wrapped.iter().filter(|(key, _)| keys.named(key).is_none());
+        let unopened = others.map(|(_, count)| count).sum();
+        (unopened > 0).then_some(Unopened::OtherKeys { unopened, stored })
+    }
+
+    /// A key was given, and opens no password at all.
+    pub fn is_wrong_key(self) -> bool {
+        matches!(self, Unopened::OtherKeys { unopened, stored } if unopened == stored)
+    }
+}
+
 impl PartialEq for MasterKeys {
     fn eq(&self, other: &Self) -> bool {
         self.ids().eq(other.ids())

@@ -159,8 +159,45 @@ pub fn is_not_allowed(error: &sqlx::Error) -> bool {
     state.is_some_and(|state| state == INSUFFICIENT_PRIVILEGE)
 }
 
+/// Parameters of a URL that sqlx knows; it ignores any other, and with a mistyped `sslmode` goes on in
+/// plaintext. `options[NAME]` is one as well.
+const PARAMETERS: &[&str] = &[
+    "sslmode",
+    "ssl-mode",
+    "sslrootcert",
+    "ssl-root-cert",
+    "ssl-ca",
+    "sslcert",
+    "ssl-cert",
+    "sslkey",
+    "ssl-key",
+    "statement-cache-capacity",
+    "host",
+    "hostaddr",
+    "port",
+    "dbname",
+    "user",
+    "password",
+    "application_name",
+    "options",
+];
+
+/// The first parameter that would be ignored, by its name: its value may be a secret.
+fn unknown_parameter(url: &str) -> Option<&str> {
+    let (_, query) = url.split_once('?')?;
+    let query = query.split('#').next().unwrap_or_default();
+    let mut names = query.split('&').map(|part| part.split('=').next().unwrap_or_default());
+    names.find(|name| {
+        let is_option = name.starts_with("options[") || name.starts_with("options%5B");
+        !name.is_empty() && !is_option && !PARAMETERS.contains(name)
+    })
+}
+
 /// Options for a connection that calls itself `lockstep-<role>`.
 pub fn options(url: &str, role: &str) -> Result<PgConnectOptions, DatabaseError> {
+    if let Some(name) = unknown_parameter(url) {
+        return Err(DatabaseError::Url(format!("parameter {name:?} is not known")));
+    }
     let options: PgConnectOptions = url.parse().map_err(|error: sqlx::Error| match error {
         sqlx::Error::Configuration(cause) => DatabaseError::Url(cause.to_string()),
         other => DatabaseError::Connect(other),

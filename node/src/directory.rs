@@ -355,6 +355,17 @@ pub async fn enable_account(
     Ok(done.rows_affected() > 0)
 }
 
+/// Open copies that nobody would follow or close while the account is off, as master or as follower.
+pub async fn open_copies_of(db: &mut PgConnection, id: AccountId) -> Result<i64, sqlx::Error> {
+    sqlx::query_scalar(
+        "select count(*) from pairs p join copy_links l on l.id = p.link_id \
+         where p.state in ('sending', 'open', 'closing') and $1 in (l.master_id, p.follower_id)",
+    )
+    .bind(id.as_i64())
+    .fetch_one(db)
+    .await
+}
+
 /// Sets what is allowed on all links of an account; says whether that changed anything.
 pub async fn set_account_mode(
     db: &mut PgConnection,
@@ -804,10 +815,10 @@ pub async fn replace_wrapped(
 }
 
 /// How many passwords each master key has wrapped.
-pub async fn count_wrapped(db: &mut PgConnection) -> Result<Vec<(String, i64)>, DirectoryError> {
-    Ok(sqlx::query_as("select key_id, count(*) from account_credentials group by key_id")
+pub async fn count_wrapped(db: &mut PgConnection) -> Result<Vec<(String, i64)>, sqlx::Error> {
+    sqlx::query_as("select key_id, count(*) from account_credentials group by key_id")
         .fetch_all(db)
-        .await?)
+        .await
 }
 
 /// The rules of every link of a follower; a deleted link closes what it has open and opens nothing, and

@@ -162,6 +162,11 @@ pub(crate) fn event_told(row: &PgRow) -> EventTold {
     EventTold { says: told, ..event }
 }
 
+/// Why there may be no row of a trade.
+pub(crate) const UNRECORDED_BECAUSE: &str = "the link is newer than the trade, or it is off or paused, by itself, by an account or by the kill \
+     switch, or its master was not heard, or its follower has no owner or only just got one (see \
+     `lockstep status`)";
+
 /// How a trade stands.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Verdict {
@@ -188,8 +193,7 @@ pub fn verdict(pairs: &[PairTold], events: &[EventTold]) -> Verdict {
             Some(last) => Verdict::new("tried", format!("not copied so far; last: {}", last.says)),
             None => Verdict::new(
                 Verdict::UNKNOWN,
-                "no node has recorded anything of it: the link is newer than the trade or paused, its \
-                 master was not heard, or its follower has no owner (see `lockstep status`)",
+                format!("no node has recorded anything of it: {UNRECORDED_BECAUSE}"),
             ),
         };
     };

@@ -281,7 +281,7 @@ async fn what_is_added_and_switched_off_while_a_node_runs_takes_effect_at_once()
     let held = State::of_copies(&world.ledger().await, &world.links[0]);
 
     // An account that is switched off is let go, with its copies open; switched on, it goes on.
-    done(&world, &["account", "disable", "one"]).await;
+    done(&world, &["account", "disable", "one", "--yes"]).await;
     let before = world.owners().await[&one].token;
     until("the account is let go", Duration::from_secs(5), async || {
         world.owners().await[&one].node.is_none().then_some(())

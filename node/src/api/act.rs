@@ -203,7 +203,8 @@ async fn elsewhere(api: &ApiState, follower: AccountId) -> Result<Problem, Probl
     let is_mine = me.gate.permission(follower, me.clock.now()).is_some();
     let mut db = api.database().await?;
     let row = sqlx::query(
-        "select node_id, lease_until > clock_timestamp() as is_good from trading_accounts where id = $1",
+        "select node_id, enabled, lease_until > clock_timestamp() as is_good \
+         from trading_accounts where id = $1",
     );
     let row = row.bind(follower.as_i64()).fetch_one(&mut *db).await?;
     db.give_back();
@@ -223,12 +224,21 @@ async fn elsewhere(api: &ApiState, follower: AccountId) -> Result<Problem, Probl
         Some(owner) if row.get("is_good") => {
             Problem::misdirected(format!("account {follower} is at another node"), owner)
         }
+        Some(_) | None if !row.get::<bool, _>("enabled") => switched_off(follower),
         Some(_) | None => Problem::unavailable(
             "no_owner",
             format!("no node has account {follower} just now"),
             after,
         ),
     })
+}
+
+/// No node will have the account before somebody switches it on: asking again is of no use.
+fn switched_off(account: AccountId) -> Problem {
+    Problem::conflict(format!(
+        "account {account} is switched off, so that no node has it: its copies stay open until it is \
+         switched on (`lockstep account enable`), or close them at the broker"
+    ))
 }
 
 fn told(

@@ -40,6 +40,7 @@ pub use stream::{STREAM_LIMIT, STREAMS_MAX};
 
 use crate::account::session::NodeContext;
 use crate::causes::with_causes;
+use crate::config::NodeConfig;
 use crate::database;
 use crate::lease::LeaseState;
 use axum::extract::{Request, State};
@@ -72,7 +73,8 @@ const DATABASE_CONNECTIONS_MAX: u32 = 4;
 const DATABASE_WAIT: Duration = Duration::from_secs(2);
 /// The longest that one statement may run, by the database's own watch.
 const STATEMENT_LIMIT_MS: &str = "4000";
-/// So many cycles without a confirmed one, and the node is not ready any more.
+/// So many cycles without a confirmed one, and the node is not ready any more, even where its permits
+/// last longer.
 const CYCLES_MISSED_MAX: u32 = 3;
 
 /// What the handlers share.
@@ -312,7 +314,8 @@ async fn livez() -> &'static str {
     "ok\n"
 }
 
-/// The node can do its work: a lease cycle was confirmed lately, and the bus is there.
+/// The node can do its work: a lease cycle was confirmed so lately that orders may leave, and the bus is
+/// there.
 async fn readyz(State(api): State<Arc<ApiState>>) -> Result<&'static str, Problem> {
     let missing = not_ready(&api);
     if missing.is_empty() {
@@ -322,14 +325,19 @@ async fn readyz(State(api): State<Arc<ApiState>>) -> Result<&'static str, Proble
     Err(Problem::unavailable("not_ready", detail, problem::RETRY_AFTER_S))
 }
 
+/// How long after a confirmed cycle began the node is ready: no longer than an order may leave.
+fn ready_for(config: &NodeConfig) -> Duration {
+    let trusted = config.lease.saturating_sub(config.fence).saturating_sub(config.send_reserve);
+    trusted.min(config.cycle * CYCLES_MISSED_MAX)
+}
+
 fn not_ready(api: &ApiState) -> Vec<&'static str> {
     let lease = api.lease.borrow();
     let now = api.context.clock.now();
-    let limit = api.context.config.cycle * CYCLES_MISSED_MAX;
-    let is_confirmed = lease.confirmed_at.is_some_and(|at| now.since(at) <= limit);
+    let is_confirmed = lease.permits(now, ready_for(&api.context.config));
     let is_connected =
         api.context.bus.connection_state() == async_nats::connection::State::Connected;
-    [(!is_confirmed || lease.ended, "lease"), (!is_connected, "bus")]
+    [(!is_confirmed, "lease"), (!is_connected, "bus")]
         .into_iter()
         .filter_map(|(is_missing, what)| is_missing.then_some(what))
         .collect()
@@ -366,6 +374,20 @@ mod tests {
         }
         let needed: BTreeSet<String> = auth::FOR_ADMINS.iter().map(|p| (*p).to_owned()).collect();
         assert_eq!(for_admins, needed);
+    }
+
+    #[test]
+    fn a_node_is_not_ready_any_more_once_no_order_may_leave() {
+        let given = [
+            ("LOCKSTEP_NODE_NAME", "node-1"),
+            ("LOCKSTEP_DATABASE_URL", "postgres://u@db/x"),
+            ("LOCKSTEP_NATS_URLS", "nats://n1"),
+        ];
+        let vars: std::collections::BTreeMap<String, String> =
+            given.map(|(name, value)| (name.to_owned(), value.to_owned())).into();
+        let config = NodeConfig::from_vars(&vars).unwrap();
+        // A lease of 60 s, without the fence of 15 s and the 2 s that an order needs.
+        assert_eq!(ready_for(&config), Duration::from_secs(43));
     }
 
     #[test]

@@ -85,7 +85,7 @@ impl Problem {
         Problem::new(StatusCode::METHOD_NOT_ALLOWED, detail)
     }
 
-    /// Another request has it (409).
+    /// What is there does not allow it, and asking again would not help (409).
     pub(super) fn conflict(detail: impl Into<String>) -> Self {
         Problem::new(StatusCode::CONFLICT, detail)
     }
@@ -218,7 +218,7 @@ fn kind_of(status: StatusCode) -> (&'static str, &'static str) {
             ("urn:lockstep:problem:method-not-allowed", "It cannot be asked this way")
         }
         StatusCode::CONFLICT => {
-            ("urn:lockstep:problem:conflict", "It is in the way of another request")
+            ("urn:lockstep:problem:conflict", "As things stand, it cannot be done")
         }
         StatusCode::PAYLOAD_TOO_LARGE => ("urn:lockstep:problem:too-large", "This is too much"),
         StatusCode::UNSUPPORTED_MEDIA_TYPE => {

@@ -88,7 +88,7 @@ refusals! {
     /// Of the wish to close a copy.
     CloseRefusals, not now: "`lease_not_confirmed` (no order may leave), `no_session` (none is open at the broker), `no_owner` (nobody has the account), `no_thread` (none was free for the order), `draining` (the account is on its way to another node), `opening` (the open is not answered yet), ",
     NotFound = 404 "Nothing was ever copied under this ticket of this link",
-    Conflict = 409 "A request with this Idempotency-Key is under way, or it was used for another one",
+    Conflict = 409 "A request with this Idempotency-Key is under way, or it was used for another one; or the follower is switched off, so that nobody closes its copies",
     Misdirected = 421 "Another node has the account; the answer names it",
     Invalid = 422 "A value is wrong, or nobody knows the field",
 }

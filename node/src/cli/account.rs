@@ -43,10 +43,14 @@ enum AccountVerb {
         /// Name or number.
         account: String,
     },
-    /// Make its owner finish what is in flight and let go; open copies stay open.
+    /// Make its owner finish what is in flight and let go; open copies stay open, and nobody follows
+    /// or closes them any more.
     Disable {
         /// Name or number.
         account: String,
+        /// Do not ask where copies are open.
+        #[arg(long)]
+        yes: bool,
     },
 }
 
@@ -248,8 +252,10 @@ pub fn run(args: AccountArgs) -> Result<(), CliError> {
                 let mut db = args.database.connect_to_write().await?;
                 store_password(&mut db, &account, file.as_deref(), json).await
             }
-            AccountVerb::Enable { account } => switch(&args.database, &account, true, json).await,
-            AccountVerb::Disable { account } => switch(&args.database, &account, false, json).await,
+            AccountVerb::Enable { account } => enable(&args.database, &account, json).await,
+            AccountVerb::Disable { account, yes } => {
+                disable(&mut args.database.connect_to_write().await?, &account, yes, json).await
+            }
         }
     })?
 }
@@ -280,20 +286,58 @@ fn wrong(error: CredentialError) -> CliError {
     CliError::Usage(error.to_string())
 }
 
-async fn switch(
-    database: &DatabaseArg,
-    account: &str,
-    enabled: bool,
-    json: bool,
-) -> Result<(), CliError> {
+async fn enable(database: &DatabaseArg, account: &str, json: bool) -> Result<(), CliError> {
     let mut db = database.connect_to_write().await?;
     let id = directory::account_id(&mut db, account).await?;
-    let changed = directory::enable_account(&mut db, id, enabled).await?;
+    let changed = directory::enable_account(&mut db, id, true).await?;
     if json {
-        return out::json(&Switched { id, enabled, changed });
+        return out::json(&Switched { id, enabled: true, changed });
     }
-    let word = if enabled { "enabled" } else { "disabled" };
-    out::line(format_args!("account {account} {}{word}", if changed { "" } else { "was already " }))
+    out::line(format_args!("account {account} {}enabled", was(changed)))
+}
+
+async fn disable(
+    db: &mut sqlx::PgConnection,
+    account: &str,
+    yes: bool,
+    json: bool,
+) -> Result<(), CliError> {
+    let id = directory::account_id(db, account).await?;
+    let open = directory::open_copies_of(db, id).await?;
+    if open > 0 && !yes {
+        let leaves = format!(
+            "{open} open copies of account {account} stay open, and nobody follows or closes them \
+             while it is off"
+        );
+        super::confirm(&leaves, "nothing was switched off")?;
+    }
+    let changed = directory::enable_account(db, id, false).await?;
+    // What was opened since it was asked is left as well.
+    let open = directory::open_copies_of(db, id).await?;
+    if json {
+        return out::json(&SwitchedOff {
+            switched: Switched { id, enabled: false, changed },
+            copies_open: open,
+        });
+    }
+    let left = match open {
+        0 => String::new(),
+        open => format!(": its {open} open copies stay open, and nobody follows or closes them"),
+    };
+    out::line(format_args!("account {account} {}disabled{left}", was(changed)))
+}
+
+fn was(changed: bool) -> &'static str {
+    if changed { "" } else { "was already " }
+}
+
+/// What became of an account that was switched off.
+#[derive(Debug, serde::Serialize)]
+struct SwitchedOff {
+    #[serde(flatten)]
+    switched: Switched<AccountId>,
+    /// Copies that nobody follows or closes now.
+    copies_open: i64,
 }
 
 /// What became of an account or a link that was switched.
@@ -305,4 +349,41 @@ pub(super) struct Switched<T> {
     pub(super) enabled: bool,
     /// It was not so before.
     pub(super) changed: bool,
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::directory::{NewLink, add_account, add_link};
+    use reconcile::Sizing;
+    use rust_decimal::Decimal;
+
+    #[tokio::test]
+    async fn an_account_with_open_copies_is_switched_off_only_by_somebody_who_says_yes() {
+        let server = devstack::shared_postgres().await.unwrap();
+        let url = server.create_database("account-off").await.unwrap();
+        let mut db = crate::database::connect_migrated(&url, "test").await.unwrap();
+        let mut ids = Vec::new();
+        for (name, platform) in [("boss", "external"), ("one", "paper"), ("idle", "paper")] {
+            let (name, platform) = (name.to_owned(), platform.to_owned());
+            let connection = serde_json::json!({});
+            let new = NewAccount { name, platform, connection, enabled: true };
+            ids.push(add_account(&mut db, &new).await.unwrap());
+        }
+        let plain = NewLink::plain(ids[0], ids[1], Sizing::Multiplier(Decimal::ONE));
+        let link = add_link(&mut db, &plain).await.unwrap();
+        crate::cli::tests::insert_open_pair(&mut db, link, 7).await;
+        for account in ["one", "boss"] {
+            let refused = disable(&mut db, account, false, false).await.unwrap_err();
+            assert!(matches!(refused, CliError::Usage(_)), "{refused}");
+            assert!(
+                refused.to_string().contains("--yes") && refused.to_string().contains("1 open")
+            );
+        }
+        disable(&mut db, "idle", false, false).await.unwrap();
+        disable(&mut db, "one", true, false).await.unwrap();
+        let accounts = directory::list_accounts(&mut db).await.unwrap();
+        let on: Vec<_> = accounts.iter().filter(|a| a.enabled).map(|a| &*a.name).collect();
+        assert_eq!(on, ["boss"]);
+    }
 }

@@ -12,6 +12,7 @@ use super::{CliError, block_on, config, migrate, out};
 use crate::causes::with_causes;
 use crate::clock::NodeClock;
 use crate::config::{NodeConfig, Vars};
+use crate::credentials::{MasterKeys, Unopened};
 use crate::lease::predecessor;
 use crate::secret::SecretUrl;
 use crate::{database, directory, lease, roles};
@@ -201,12 +202,12 @@ fn is_local(place: &str) -> bool {
 }
 
 /// What the settings ask of the database, beside what every node does; they need not be valid.
-#[derive(Debug, Clone, Copy)]
+#[derive(Debug, Clone)]
 struct Wanted {
     /// The API is to be served.
     api: bool,
-    /// Passwords of accounts cannot be opened.
-    without_master_key: bool,
+    /// What opens passwords of accounts; absent where the settings cannot be read.
+    master_keys: Option<Option<MasterKeys>>,
 }
 
 impl Wanted {
@@ -214,7 +215,7 @@ impl Wanted {
         let is_set = |name| vars.get(name).is_some_and(|text| !text.trim().is_empty());
         Wanted {
             api: is_set("LOCKSTEP_API_LISTEN"),
-            without_master_key: config.is_some_and(|config| config.master_keys.is_none()),
+            master_keys: config.map(|config| config.master_keys.clone()),
         }
     }
 }
@@ -361,35 +362,38 @@ async fn look_at_schema(
     if missing == steps.len() {
         return Ok(());
     }
-    look_at_rights(db, wanted, &role, checks).await?;
-    if wanted.without_master_key {
-        look_at_passwords(db, checks).await?;
+    look_at_rights(db, wanted.api, &role, checks).await?;
+    if let Some(keys) = &wanted.master_keys {
+        look_at_passwords(db, keys.as_ref(), checks).await?;
     }
     Ok(())
 }
 
-/// Whether there are passwords that a node without a master key could not open. Who may not look, or
+/// Whether there are passwords that a node with these master keys could not open. Who may not look, or
 /// has no such table yet, is not told.
-async fn look_at_passwords(db: &mut PgConnection, checks: &mut Checks) -> Result<(), sqlx::Error> {
+async fn look_at_passwords(
+    db: &mut PgConnection,
+    keys: Option<&MasterKeys>,
+    checks: &mut Checks,
+) -> Result<(), sqlx::Error> {
     let may_look: Option<bool> = sqlx::query_scalar(
-        "select has_column_privilege(to_regclass('account_credentials'), 'account_id', 'select')",
+        "select has_column_privilege(to_regclass('account_credentials'), 'key_id', 'select')",
     )
     .fetch_one(&mut *db)
     .await?;
     if may_look != Some(true) {
         return Ok(());
     }
-    let sealed: i64 = sqlx::query_scalar("select count(account_id) from account_credentials")
-        .fetch_one(db)
-        .await?;
-    if sealed > 0 {
-        checks.warn(
-            "master key",
-            format!(
-                "none, and passwords are stored for {sealed} accounts: they cannot log in here"
-            ),
-            "give the node the file of the master keys by LOCKSTEP_MASTER_KEY_FILE",
-        );
+    let wrapped = directory::count_wrapped(db).await?;
+    let (check, fix) =
+        ("master key", "give the node the file of the master keys by LOCKSTEP_MASTER_KEY_FILE");
+    match Unopened::among(&wrapped, keys) {
+        Some(unopened) if unopened.is_wrong_key() => checks.fail(check, unopened.to_string(), fix),
+        Some(unopened) => checks.warn(check, unopened.to_string(), fix),
+        None if keys.is_some() && !wrapped.is_empty() => {
+            checks.ok(check, "every stored password can be opened here");
+        }
+        None => {}
     }
     Ok(())
 }
@@ -397,13 +401,13 @@ async fn look_at_passwords(db: &mut PgConnection, checks: &mut Checks) -> Result
 /// Whether the role may do what a node does, and what the API does where there is one.
 async fn look_at_rights(
     db: &mut PgConnection,
-    wanted: Wanted,
+    serves_api: bool,
     role: &str,
     checks: &mut Checks,
 ) -> Result<(), sqlx::Error> {
     let node = ("postgres rights", "a node", "lockstep_node");
     let api = ("postgres rights of the API", "the API (LOCKSTEP_API_LISTEN)", "lockstep_api");
-    for (check, whose, group) in [Some(node), wanted.api.then_some(api)].into_iter().flatten() {
+    for (check, whose, group) in [Some(node), serves_api.then_some(api)].into_iter().flatten() {
         let lacking = roles::lacking(db, group).await?;
         if lacking.is_empty() {
             checks.ok(check, format!("role {role} may do what {whose} does"));
@@ -616,7 +620,7 @@ mod tests {
         let url = server.create_database("doctor").await.unwrap();
         let mut db = database::connect_migrated(&url, "test").await.unwrap();
         let mut checks = Checks::default();
-        look_at_passwords(&mut db, &mut checks).await.unwrap();
+        look_at_passwords(&mut db, None, &mut checks).await.unwrap();
         assert!(checks.0.is_empty(), "there are none");
         sqlx::raw_sql(
             "insert into trading_accounts (platform, name) values ('paper', 'one');
@@ -627,8 +631,18 @@ mod tests {
         .execute(&mut db)
         .await
         .unwrap();
-        look_at_passwords(&mut db, &mut checks).await.unwrap();
-        assert_eq!((checks.0[0].check, checks.0[0].outcome), ("master key", Outcome::Warn));
+        look_at_passwords(&mut db, None, &mut checks).await.unwrap();
+        let other = MasterKeys::parse(&"07".repeat(32)).unwrap();
+        look_at_passwords(&mut db, Some(&other), &mut checks).await.unwrap();
+        sqlx::query("update account_credentials set key_id = $1")
+            .bind(other.present().id())
+            .execute(&mut db)
+            .await
+            .unwrap();
+        look_at_passwords(&mut db, Some(&other), &mut checks).await.unwrap();
+        let told: Vec<_> = checks.0.iter().map(|check| (check.check, check.outcome)).collect();
+        let of_key = |outcome| ("master key", outcome);
+        assert_eq!(told, [Outcome::Warn, Outcome::Fail, Outcome::Ok].map(of_key));
     }
 
     #[test]

@@ -200,6 +200,21 @@ pub fn main() -> ExitCode {
     }
 }
 
+/// Asks the person at the terminal; `what` says what would come of it, `kept` that nothing did.
+fn confirm(what: &str, kept: &str) -> Result<(), CliError> {
+    use std::io::{BufRead, IsTerminal};
+    if !std::io::stdin().is_terminal() {
+        return Err(CliError::Usage(format!("--yes is needed where nobody can be asked: {what}")));
+    }
+    out::ask(format_args!("{what}. Type yes: "))?;
+    let mut answer = String::new();
+    std::io::stdin().lock().read_line(&mut answer)?;
+    match answer.trim() {
+        "yes" => Ok(()),
+        _ => Err(CliError::No(kept.to_owned())),
+    }
+}
+
 /// A small runtime for verbs that ask one question and end.
 pub(crate) fn block_on<F: Future>(future: F) -> Result<F::Output, CliError> {
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
@@ -256,5 +271,22 @@ impl DatabaseArg {
     pub async fn connect_to_write(&self) -> Result<sqlx::PgConnection, CliError> {
         let connection = crate::database::connect_migrated(&self.url()?, "cli").await;
         connection.map_err(|e| CliError::missing("database", e))
+    }
+}
+
+/// What tests of several verbs share.
+#[cfg(test)]
+mod tests {
+    /// Writes a copy of this ticket of the link's master that is open.
+    pub(super) async fn insert_open_pair(
+        db: &mut sqlx::PgConnection,
+        link: schemas::LinkId,
+        ticket: i64,
+    ) {
+        let row = "insert into pairs (id, link_id, follower_id, master_ticket, follower_ticket, state, \
+             symbol, side, master_side, master_lots_at_open, version, lease_token, node_id) \
+             select gen_random_uuid(), id, follower_id, $2, $2, 'open', 'EURUSD', 'buy', 'buy', 1, 0, 0, \
+             'n' from copy_links where id = $1";
+        sqlx::query(row).bind(link.as_i64()).bind(ticket).execute(db).await.unwrap();
     }
 }

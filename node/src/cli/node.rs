@@ -12,14 +12,16 @@ use crate::account::session::NodeContext;
 use crate::account::{control, link_changes};
 use crate::api;
 use crate::broker::executor::Executor;
+use crate::causes::with_causes;
 use crate::clock::NodeClock;
 use crate::config::{BlockingThreads, NodeConfig, ProcessVars};
+use crate::credentials::Unopened;
 use crate::database::{self, StartWait};
-use crate::directory::Directory;
+use crate::directory::{self, Directory};
 use crate::exporter;
 use crate::gate::Gate;
 use crate::lease::predecessor::{self, Boot};
-use crate::lease::{self, LeaseSettings, PostgresOwnership};
+use crate::lease::{self, LeaseSettings, PermitWatch, PostgresOwnership};
 use crate::notes::Notes;
 use crate::open_files;
 use crate::roles;
@@ -86,6 +88,7 @@ pub fn run(args: NodeArgs) -> Result<(), CliError> {
     let wait = StartWait::USUAL;
     block_on(database::migrate_when_there(config.database_url.expose(), wait))?
         .map_err(|error| CliError::missing("database", error))?;
+    block_on(tell_unopened(&config))?;
     if let Some(listen) = config.api_listen {
         block_on(may_serve_api(config.database_url.expose(), listen))??;
     }
@@ -98,6 +101,28 @@ pub fn run(args: NodeArgs) -> Result<(), CliError> {
     slow.shutdown_timeout(Duration::from_secs(1));
     hot.shutdown_timeout(Duration::from_secs(1));
     result
+}
+
+/// Warns of passwords that cannot be opened here: the node takes those accounts all the same, and gives
+/// each of them back once it could not log in.
+async fn tell_unopened(config: &NodeConfig) {
+    let counted = async {
+        let url = config.database_url.expose();
+        let connected = database::connect(url, "keys").await;
+        let mut db = connected.map_err(|error| CliError::missing("database", error))?;
+        Ok::<_, CliError>(directory::count_wrapped(&mut db).await?)
+    };
+    match counted.await {
+        Ok(wrapped) => {
+            if let Some(unopened) = Unopened::among(&wrapped, config.master_keys.as_ref()) {
+                tracing::warn!(setting = "LOCKSTEP_MASTER_KEY_FILE", "master key: {unopened}");
+            }
+        }
+        Err(error) => {
+            let error = with_causes(&error);
+            tracing::warn!(error, "whether the stored passwords can be opened here is not known");
+        }
+    }
 }
 
 /// Whether the role of the database may do what the API does: without that every answer would be 503.
@@ -223,12 +248,14 @@ fn run_on(
     let notifier = Notifier::from_env()
         .map_err(|error| CliError::missing("NOTIFY_SOCKET", error))?
         .map(Arc::new);
+    let trusted = config.lease.saturating_sub(config.fence);
     let mut watchdog = notifier.clone().zip(systemd::watchdog_time()).map(|(notifier, time)| {
-        let trusted = config.lease.saturating_sub(config.fence);
         let pulses = [hot, slow].map(|runtime| systemd::pulse(runtime.handle()));
         Watchdog::new(notifier, time, trusted, lease.state(), pulses, Arc::clone(&ending))
     });
+    let mut permits = PermitWatch::new(lease.state(), trusted);
     let ticker = lease::watch_for_freezes(clock.clone(), gate.clone(), lease.wake(), move |now| {
+        permits.look(now);
         if let Some(watchdog) = &mut watchdog {
             watchdog.look(now);
         }

@@ -9,7 +9,6 @@ use clap::Args;
 use schemas::{AccountId, LinkId};
 use serde::Serialize;
 use sqlx::PgConnection;
-use std::io::{BufRead, IsTerminal};
 
 /// A link by its number, or an account by its name: no name is digits alone.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -131,7 +130,9 @@ pub fn kill_switch(args: KillSwitchArgs) -> Result<(), CliError> {
         let links = directory::list_links(&mut db).await?;
         let stops = links.iter().filter(|link| link.effective_mode < mode).count();
         if !args.yes {
-            confirm(stops, links.len(), mode)?;
+            let stops =
+                format!("it stops {stops} of {} links: {}", links.len(), meaning(mode, true));
+            super::confirm(&stops, "nothing was stopped")?;
         }
         set(&mut db, None, mode, args.json).await
     })?
@@ -141,26 +142,11 @@ fn stopped(close_only: bool) -> Mode {
     if close_only { Mode::CloseOnly } else { Mode::Paused }
 }
 
-/// Asks the person at the terminal.
-fn confirm(stops: usize, links: usize, mode: Mode) -> Result<(), CliError> {
-    if !std::io::stdin().is_terminal() {
-        return Err(CliError::Usage(format!(
-            "--yes is needed where nobody can be asked: it stops {stops} of {links} links"
-        )));
-    }
-    out::ask(format_args!("This stops {stops} of {links} links: {}. Type yes: ", meaning(mode)))?;
-    let mut answer = String::new();
-    std::io::stdin().lock().read_line(&mut answer)?;
-    if answer.trim() == "yes" {
-        Ok(())
-    } else {
-        Err(CliError::No("nothing was stopped".to_owned()))
-    }
-}
-
-fn meaning(mode: Mode) -> &'static str {
+/// What a mode means; `is_all` where no other mode holds a link.
+fn meaning(mode: Mode, is_all: bool) -> &'static str {
     match mode {
-        Mode::Copy => "everything is copied",
+        Mode::Copy if is_all => "everything is copied",
+        Mode::Copy => "it stops nothing by itself any more",
         Mode::CloseOnly => "nothing is opened, and what is open is followed and closed",
         Mode::Paused => "no order is sent, not even to close what the master closes",
     }
@@ -192,13 +178,14 @@ async fn set(
     };
     let concerned: Vec<&LinkRow> = links.iter().filter(concerns).collect();
     let held = concerned.iter().filter(|link| link.effective_mode != Mode::Copy).count();
-    let what = target.map_or_else(|| "everything".to_owned(), Target::to_string);
     if json {
+        let target = target.map_or_else(|| "everything".to_owned(), Target::to_string);
         let links = concerned.len();
-        return out::json(&Set { target: what, mode, changed, links_not_copying: held, links });
+        return out::json(&Set { target, mode, changed, links_not_copying: held, links });
     }
+    let what = named(target, &concerned);
     let was = if changed { "" } else { "was already " };
-    out::line(format_args!("{what} {was}{mode}: {}", meaning(mode)))?;
+    out::line(format_args!("{what} {was}{mode}: {}", meaning(mode, held == 0)))?;
     if mode == Mode::Copy && held > 0 {
         let still = "do not copy, for a mode of their own, of an account or of the fleet, or because \
                      they are off (`lockstep link list`)";
@@ -207,9 +194,26 @@ async fn set(
     Ok(())
 }
 
+/// What was set, a link with its accounts: a number alone could be taken for that of an account.
+fn named(target: Option<&Target>, concerned: &[&LinkRow]) -> String {
+    match (target, concerned) {
+        (None, _) => "everything".to_owned(),
+        (Some(target @ Target::Link(_)), [link]) => {
+            format!("{target} ({} to {})", link.master, link.follower)
+        }
+        (Some(target), _) => target.to_string(),
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_resume_that_leaves_links_stopped_does_not_say_that_everything_is_copied() {
+        assert_eq!(meaning(Mode::Copy, true), "everything is copied");
+        assert!(!meaning(Mode::Copy, false).contains("copied"));
+    }
 
     #[test]
     fn digits_are_a_link_and_anything_else_an_account() {

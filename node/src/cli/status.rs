@@ -40,6 +40,8 @@ pub struct Status {
     pub accounts: AccountCounts,
     /// What each node was in the last 24 hours, minute by minute.
     pub uptime: Vec<NodeUptime>,
+    /// Accounts that are switched off while copies of them are open.
+    pub left_open: Vec<LeftOpen>,
     /// Owned accounts whose session does not work, and why.
     pub sessions_down: Vec<SessionDown>,
     /// Accounts that ended several owners in a row, and are left alone for a while.
@@ -72,6 +74,15 @@ pub struct Held {
     pub mode: Mode,
     /// Links that it concerns.
     pub links: i64,
+}
+
+/// An account that is switched off while copies of it are open: nobody follows or closes them.
+#[derive(Debug, Serialize)]
+pub struct LeftOpen {
+    /// Name of the account, which is their master or their follower.
+    pub account: String,
+    /// How many are open.
+    pub copies_open: i64,
 }
 
 /// An owned account whose session at the broker neither copies nor leads.
@@ -238,6 +249,7 @@ pub async fn read(db: &mut PgConnection) -> Result<Status, CliError> {
         own_time_p95_us: row.get("p95"),
     };
     let uptime = read_last_day(db).await?;
+    let left_open = left_open(db).await?;
     let sessions_down = sessions_down(db).await?;
     let waiting = directory::waiting_accounts(db, lease::length()?).await?;
     let untaggable = untaggable(db).await?;
@@ -250,6 +262,7 @@ pub async fn read(db: &mut PgConnection) -> Result<Status, CliError> {
         nodes,
         accounts,
         uptime,
+        left_open,
         sessions_down,
         waiting,
         untaggable,
@@ -324,6 +337,24 @@ async fn untaggable(db: &mut PgConnection) -> Result<Vec<Untaggable>, sqlx::Erro
     Ok(rows.iter().map(known).collect())
 }
 
+async fn left_open(db: &mut PgConnection) -> Result<Vec<LeftOpen>, sqlx::Error> {
+    let rows = sqlx::query(
+        "select a.name, count(*) as copies_open from pairs p \
+         join copy_links l on l.id = p.link_id \
+         join trading_accounts a on a.id in (l.master_id, p.follower_id) \
+         where not a.enabled and p.state in ('sending', 'open', 'closing') \
+         group by a.id, a.name order by a.id limit $1",
+    )
+    .bind(LISTED_MAX)
+    .fetch_all(db)
+    .await?;
+    let left = |row: &sqlx::postgres::PgRow| LeftOpen {
+        account: row.get("name"),
+        copies_open: row.get("copies_open"),
+    };
+    Ok(rows.iter().map(left).collect())
+}
+
 async fn sessions_down(db: &mut PgConnection) -> Result<Vec<SessionDown>, sqlx::Error> {
     let rows = sqlx::query(
         "select a.name, coalesce(s.session, 'silent') as session, s.detail \
@@ -387,6 +418,12 @@ fn details(status: &Status) -> String {
         let rows = status.held.iter();
         let rows = rows.map(|h| vec![h.what.clone(), h.mode.to_string(), h.links.to_string()]);
         text += &format!("\n{}\n", render(&["paused by itself", "mode", "links"], rows));
+    }
+    if !status.left_open.is_empty() {
+        let rows = status.left_open.iter();
+        let rows = rows.map(|l| vec![l.account.clone(), l.copies_open.to_string()]);
+        let head = ["switched off", "open copies that nobody follows or closes"];
+        text += &format!("\n{}\n", render(&head, rows));
     }
     if !status.uptime.is_empty() {
         let rows = status.uptime.iter().map(uptime_row);
@@ -637,6 +674,19 @@ mod tests {
         let left = read(&mut db).await.unwrap();
         assert_eq!((left.sessions_down.len(), left.waiting.len()), (0, 1));
         assert!(details(&left).contains("(its last 9 tenures ended early)"), "{}", details(&left));
+    }
+
+    #[tokio::test]
+    async fn an_account_that_is_off_is_named_while_copies_of_it_are_open() {
+        let (mut db, links) = linked(&["boss", "one", "two"]).await;
+        let one = directory::account_id(&mut db, "one").await.unwrap();
+        crate::cli::tests::insert_open_pair(&mut db, links[0], 7).await;
+        assert!(read(&mut db).await.unwrap().left_open.is_empty());
+        directory::enable_account(&mut db, one, false).await.unwrap();
+        let status = read(&mut db).await.unwrap();
+        let left: Vec<_> = status.left_open.iter().map(|l| (&*l.account, l.copies_open)).collect();
+        assert_eq!(left, [("one", 1)]);
+        assert!(details(&status).contains("SWITCHED OFF"), "{}", details(&status));
     }
 
     #[tokio::test]

@@ -111,8 +111,9 @@ async fn link_of(
         ([], []) => return Err(CliError::No(format!("account {name} has no link"))),
         ([], all) => {
             return Err(CliError::No(format!(
-                "none of the {} links of account {name} has a row of master ticket {ticket}",
-                all.len()
+                "none of the {} links of account {name} has a row of master ticket {ticket}: {}",
+                all.len(),
+                story::UNRECORDED_BECAUSE
             )));
         }
         (several, _) => {
@@ -191,6 +192,7 @@ mod tests {
         );
         let none = link_of(&mut db, "boss", ticket(9)).await.unwrap_err().to_string();
         assert!(none.contains("none of the 2 links"), "{none}");
+        assert!(none.contains("kill switch") && none.contains("has no owner"), "{none}");
         let unlinked = link_of(&mut db, "alone", ticket(9)).await.unwrap_err().to_string();
         assert!(unlinked.contains("has no link"), "{unlinked}");
         let stranger = link_of(&mut db, "nobody", ticket(9)).await.unwrap_err();

@@ -62,7 +62,7 @@ pub use cycle::{
 };
 pub(crate) use store::leads_to_pooler;
 pub use store::{LeaseError, OwnershipStore, PostgresOwnership};
-pub use task::{LeaseHandle, LeaseSettings, LeaseState, start, watch_for_freezes};
+pub use task::{LeaseHandle, LeaseSettings, LeaseState, PermitWatch, start, watch_for_freezes};
 pub use term::{CycleNumber, LeaseTerm};
 
 use schemas::{IdError, NodeId};

@@ -100,6 +100,50 @@ pub struct LeaseState {
     pub ended: bool,
 }
 
+impl LeaseState {
+    /// Whether an order may leave at `now`: the last confirmation is not older than `trusted`, which is
+    /// what is left of a lease without its fence.
+    pub fn permits(&self, now: NodeTime, trusted: Duration) -> bool {
+        !self.ended && self.confirmed_at.is_some_and(|at| now < at.plus(trusted))
+    }
+}
+
+/// Says once a node, and not an account, that its permits have ended, and that they are back.
+#[derive(Debug)]
+pub struct PermitWatch {
+    lease: watch::Receiver<Arc<LeaseState>>,
+    trusted: Duration,
+    permits: bool,
+}
+
+impl PermitWatch {
+    /// A watch over a node that has had no permits yet.
+    pub fn new(lease: watch::Receiver<Arc<LeaseState>>, trusted: Duration) -> Self {
+        Self { lease, trusted, permits: false }
+    }
+
+    /// Logs what changed since the last look; whether orders may leave, if that is what changed.
+    pub fn look(&mut self, now: NodeTime) -> Option<bool> {
+        let lease = self.lease.borrow();
+        let permits = lease.permits(now, self.trusted);
+        // A node that ends says so by itself.
+        if lease.ended || permits == self.permits {
+            return None;
+        }
+        self.permits = permits;
+        if permits {
+            tracing::info!(held = lease.held.len(), "leases are confirmed: orders may leave");
+        } else {
+            tracing::warn!(
+                held = lease.held.len(),
+                failures = lease.failures,
+                "the leases were not confirmed in time: this node sends no order until they are"
+            );
+        }
+        Some(permits)
+    }
+}
+
 #[derive(Debug)]
 enum Command {
     Release { tenure: TenureKey, back_off: Duration },

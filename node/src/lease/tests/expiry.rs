@@ -256,3 +256,26 @@ async fn nodes_that_pause_claims_take_what_nobody_else_can() {
     stage.pass(TIMING.lease + TIMING.retry + Duration::from_secs(2)).await;
     assert_eq!(stage.owned_by("a"), 4, "the pause is not over, and b is gone");
 }
+
+#[test]
+fn permits_that_end_and_come_back_are_told_once_each_for_a_whole_node() {
+    use crate::clock::NodeTime;
+    use crate::lease::{LeaseState, PermitWatch};
+    let at = |seconds| NodeTime::START.plus(Duration::from_secs(seconds));
+    let (lease, state) = tokio::sync::watch::channel(std::sync::Arc::new(LeaseState::default()));
+    let confirm = |seconds| {
+        let confirmed_at = Some(at(seconds));
+        lease.send_replace(LeaseState { confirmed_at, ..LeaseState::default() }.into());
+    };
+    let mut watch = PermitWatch::new(state, TIMING.lease - TIMING.fence);
+    assert_eq!(watch.look(at(0)), None);
+    confirm(1);
+    assert_eq!(
+        [2, 3, 45, 46, 47, 60].map(|s| watch.look(at(s))),
+        [Some(true), None, None, Some(false), None, None]
+    );
+    confirm(61);
+    assert_eq!([62, 63].map(|s| watch.look(at(s))), [Some(true), None]);
+    lease.send_replace(LeaseState { ended: true, ..LeaseState::default() }.into());
+    assert_eq!(watch.look(at(64)), None, "a node that ends has said so");
+}
