@@ -826,8 +826,7 @@ impl Reader<'_> {
 
     fn nats_urls(&mut self) -> Vec<SecretUrl> {
         let text = self.text(NATS_URLS);
-        let urls: Vec<SecretUrl> =
-            text.split(',').map(|url| SecretUrl::new(url.trim())).collect();
+        let urls: Vec<SecretUrl> = text.split(',').map(|url| SecretUrl::new(url.trim())).collect();
         let wrong = urls.iter().filter_map(|url| check_nats_url(url.expose()).err());
         self.faults.extend(wrong.map(|what| format!("{NATS_URLS} {what}")));
         urls
