@@ -280,6 +280,7 @@ fn an_address_of_another_kind_is_refused_with_its_value_and_without_its_password
             "postgres://me:hunter2@db/x?sslmod=hunter2",
             "parameter \"sslmod\" is not known",
         ),
+        (DATABASE_URL, "postgres://me:12?hunter2@db/x", "must be NAME=VALUE"),
         (NATS_URLS, "nats://n1,http://me:hunter2@n2", "http://me:***@n2"),
         (NATS_URLS, "nats://me:hunter2@n2:port", "nats://me:***@n2:port"),
     ];

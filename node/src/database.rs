@@ -182,26 +182,38 @@ const PARAMETERS: &[&str] = &[
     "options",
 ];
 
-/// The first parameter that would be ignored, by its name: its value may be a secret.
-fn unknown_parameter(url: &str) -> Option<&str> {
+/// What is wrong with the first parameter that would be ignored. Values are not told, nor what may be a
+/// piece of one: a password with `?` or `&` in it that was not written as `%3F` or `%26`.
+fn unknown_parameter(url: &str) -> Option<String> {
     let (_, query) = url.split_once('?')?;
     let query = query.split('#').next().unwrap_or_default();
-    let mut names = query.split('&').map(|part| part.split('=').next().unwrap_or_default());
-    names.find(|name| {
-        let is_option = name.starts_with("options[") || name.starts_with("options%5B");
-        !name.is_empty() && !is_option && !PARAMETERS.contains(name)
+    query.split('&').filter(|part| !part.is_empty()).find_map(|part| {
+        let (name, value) =
+            part.split_once('=').map_or((part, None), |(name, value)| (name, Some(value)));
+        if PARAMETERS.contains(&name)
+            || name.starts_with("options[")
+            || name.starts_with("options%5B")
+        {
+            return None;
+        }
+        let is_word =
+            name.bytes().all(|byte| byte.is_ascii_alphanumeric() || b"_-".contains(&byte));
+        Some(match value {
+            Some(_) if is_word => format!("parameter {name:?} is not known"),
+            _ => "what follows '?' must be NAME=VALUE, joined by '&'".to_owned(),
+        })
     })
 }
 
 /// Options for a connection that calls itself `lockstep-<role>`.
 pub fn options(url: &str, role: &str) -> Result<PgConnectOptions, DatabaseError> {
-    if let Some(name) = unknown_parameter(url) {
-        return Err(DatabaseError::Url(format!("parameter {name:?} is not known")));
-    }
     let options: PgConnectOptions = url.parse().map_err(|error: sqlx::Error| match error {
         sqlx::Error::Configuration(cause) => DatabaseError::Url(cause.to_string()),
         other => DatabaseError::Connect(other),
     })?;
+    if let Some(what) = unknown_parameter(url) {
+        return Err(DatabaseError::Url(what));
+    }
     Ok(options.application_name(&format!("lockstep-{role}")).disable_statement_logging())
 }
 

@@ -467,8 +467,7 @@ async fn nobody_is_asked_where_nobody_can_be(world: &World, admin: &Client, mast
     let path = "/v1/accounts/2/positions";
     admin.ask("POST", "/v1/accounts/99/release", &[], None).await.assert_problem(404, "99");
     let disabled = admin.ask("POST", "/v1/accounts/3/release", &[], None).await;
-    disabled.assert_problem(503, "no node");
-    assert_eq!(disabled.json()["reason"], "no_owner");
+    disabled.assert_problem(409, "switched off");
     let alone = admin.ask("POST", "/v1/accounts/2/release", &[], None).await;
     alone.assert_problem(409, "no other node has room");
     drop(master);

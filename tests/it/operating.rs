@@ -364,7 +364,7 @@ async fn an_operator_applies_looks_pauses_and_resumes_while_nodes_run() {
 
     // What is paused is not copied, and the difference says so.
     let said = done(&world, &["pause", "1", "--close-only"]).await;
-    assert!(said.contains("close_only"), "{said}");
+    assert!(said.contains("close_only") && said.contains(" to "), "{said}");
     let links = world.cli(&["link", "list", "--json"]).await.json();
     assert_eq!(links[0]["effective_mode"], "close_only");
     done(&world, &["resume", "1"]).await;

@@ -224,21 +224,8 @@ async fn elsewhere(api: &ApiState, follower: AccountId) -> Result<Problem, Probl
         Some(owner) if row.get("is_good") => {
             Problem::misdirected(format!("account {follower} is at another node"), owner)
         }
-        Some(_) | None if !row.get::<bool, _>("enabled") => switched_off(follower),
-        Some(_) | None => Problem::unavailable(
-            "no_owner",
-            format!("no node has account {follower} just now"),
-            after,
-        ),
+        Some(_) | None => Problem::ownerless(follower, row.get("enabled"), after),
     })
-}
-
-/// No node will have the account before somebody switches it on: asking again is of no use.
-fn switched_off(account: AccountId) -> Problem {
-    Problem::conflict(format!(
-        "account {account} is switched off, so that no node has it: its copies stay open until it is \
-         switched on (`lockstep account enable`), or close them at the broker"
-    ))
 }
 
 fn told(

@@ -132,17 +132,15 @@ pub(super) async fn release(
 async fn owner_of(api: &ApiState, account: AccountId) -> Result<String, Problem> {
     let mut db = api.database().await?;
     let row = sqlx::query(
-        "select case when lease_until > clock_timestamp() then node_id end as node \
+        "select enabled, case when lease_until > clock_timestamp() then node_id end as node \
          from trading_accounts where id = $1",
     );
     let row = row.bind(account.as_i64()).fetch_optional(&mut *db).await?;
     db.give_back();
     let no_such = || Problem::not_found(format!("there is no account {account}"));
-    let node: Option<String> = row.ok_or_else(no_such)?.get("node");
-    node.ok_or_else(|| {
-        let detail = format!("no node has account {account} just now");
-        Problem::unavailable("no_owner", detail, OWNER_RETRY_S)
-    })
+    let row = row.ok_or_else(no_such)?;
+    let node: Option<String> = row.get("node");
+    node.ok_or_else(|| Problem::ownerless(account, row.get("enabled"), OWNER_RETRY_S))
 }
 
 fn not_released(error: &AskError) -> Problem {

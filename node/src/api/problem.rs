@@ -13,6 +13,7 @@ use crate::database;
 use axum::Json;
 use axum::http::{HeaderValue, StatusCode, header};
 use axum::response::{IntoResponse, Response};
+use schemas::AccountId;
 use serde::Serialize;
 use utoipa::ToSchema;
 
@@ -121,6 +122,18 @@ impl Problem {
             retry_after_s: Some(after_s.max(1)),
             ..Problem::new(StatusCode::SERVICE_UNAVAILABLE, detail)
         }
+    }
+
+    /// No node has the account: not now, or, where it is switched off, not before somebody changes that.
+    pub(super) fn ownerless(account: AccountId, is_enabled: bool, after_s: u32) -> Self {
+        if is_enabled {
+            let detail = format!("no node has account {account} just now");
+            return Problem::unavailable("no_owner", detail, after_s);
+        }
+        Problem::conflict(format!(
+            "account {account} is switched off, so that no node has it, and nobody follows or closes its \
+             copies: `lockstep account enable` switches it on"
+        ))
     }
 
     /// A fault of this program, or of a row (500).
@@ -239,6 +252,19 @@ fn kind_of(status: StatusCode) -> (&'static str, &'static str) {
 mod tests {
     use super::*;
     use crate::causes::fake::refusal;
+
+    #[test]
+    fn an_account_that_is_switched_off_is_no_reason_to_ask_again_soon() {
+        let account = AccountId::new(2).unwrap();
+        let off = Problem::ownerless(account, false, 5);
+        assert_eq!((off.status(), off.retry_after_s), (409, None));
+        assert!(off.detail.contains("switched off"), "{off:?}");
+        let waits = Problem::ownerless(account, true, 5);
+        assert_eq!(
+            (waits.status(), waits.reason, waits.retry_after_s),
+            (503, Some("no_owner"), Some(5))
+        );
+    }
 
     #[tokio::test]
     async fn a_right_that_is_lacking_is_told_from_a_database_that_is_away() {

@@ -97,7 +97,7 @@ refusals! {
     /// Of the wish to have an account handed over.
     ReleaseRefusals, not now: "`no_owner` (nobody has the account), `no_answer` (its owner did not answer, and may still do it), `bus` (this node is cut from the bus), ",
     NotFound = 404 "There is no such account",
-    Conflict = 409 "Its owner keeps it: no other node has room for it",
+    Conflict = 409 "Its owner keeps it: no other node has room for it; or it is switched off, so that no node has it",
     Invalid = 422 "A value of the query is wrong, or nobody knows the field",
 }
 
