@@ -22,8 +22,8 @@ use sqlx::{PgConnection, Row};
 use std::collections::BTreeMap;
 use std::time::Duration;
 
-/// So long a deleted link is still read although no row says that it has anything open: a former owner
-/// may have opened a copy whose row is lost. Chosen: longer than an account is ever left alone.
+/// So long a session still takes a deleted link although no row says that it has anything open: a former
+/// owner may have opened a copy whose row is lost. Chosen: longer than an account is ever left alone.
 const DELETED_LINK_KEPT: Duration = Duration::from_secs(1_800);
 use time::OffsetDateTime;
 use utoipa::ToSchema;
@@ -672,7 +672,8 @@ pub async fn load_session_account(
     .await?
     .ok_or_else(|| DirectoryError::NoAccount(id.to_string()))?;
     let epoch_max: i64 = row.get("epoch_max");
-    let link_rows = link_rows(db, id).await?;
+    let mut link_rows = link_rows(db, id).await?;
+    link_rows.retain(|row| !row.get::<bool, _>("is_over"));
     let named = |row: &PgRow| Ok((account_of(row, row.get("id"), "master_id")?, row.get("master")));
     Ok(SessionAccount {
         id,
@@ -822,7 +823,7 @@ pub async fn count_wrapped(db: &mut PgConnection) -> Result<Vec<(String, i64)>, 
 }
 
 /// The rules of every link of a follower; a deleted link closes what it has open and opens nothing, and
-/// after [`DELETED_LINK_KEPT`] it is read no more where nothing is open.
+/// keeps its magic for ever.
 pub async fn load_links(
     db: &mut PgConnection,
     follower: AccountId,
@@ -848,12 +849,12 @@ fn held_links(link_rows: &[PgRow]) -> Result<HeldLinks, DirectoryError> {
 
 async fn link_rows(db: &mut PgConnection, follower: AccountId) -> Result<Vec<PgRow>, sqlx::Error> {
     sqlx::query(
-        "select l.*, m.name as master, m.mode as master_mode, f.mode as follower_mode, (select mode from fleet_mode) as fleet_mode \
+        "select l.*, m.name as master, m.mode as master_mode, f.mode as follower_mode, (select mode from fleet_mode) as fleet_mode, \
+         coalesce(l.deleted_at <= now() - $2, false) and not exists ( \
+             select 1 from pairs p where p.follower_id = l.follower_id and p.link_id = l.id \
+             and p.state in ('sending', 'open', 'closing')) as is_over \
          from copy_links l join trading_accounts m on m.id = l.master_id \
-         join trading_accounts f on f.id = l.follower_id where l.follower_id = $1 \
-         and (l.deleted_at is null or l.deleted_at > now() - $2 or exists ( \
-             select 1 from pairs p where p.link_id = l.id and p.state in ('sending', 'open', 'closing'))) \
-         order by l.id",
+         join trading_accounts f on f.id = l.follower_id where l.follower_id = $1 order by l.id",
     )
     .bind(follower.as_i64())
     .bind(DELETED_LINK_KEPT)

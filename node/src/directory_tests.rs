@@ -98,7 +98,9 @@ async fn a_link_that_is_deleted_only_closes() {
 #[tokio::test]
 async fn a_link_that_was_deleted_long_ago_is_read_as_long_as_it_has_a_copy() {
     let mut w = linked().await;
-    let count = async |w: &mut Linked| load_links(&mut w.db, w.follower).await.unwrap().len();
+    let count = async |w: &mut Linked| {
+        load_session_account(&mut w.db, w.follower).await.unwrap().links.len()
+    };
     sqlx::query("update copy_links set deleted_at = now() - interval '29 minutes'")
         .execute(&mut w.db)
         .await
@@ -120,6 +122,8 @@ async fn a_link_that_was_deleted_long_ago_is_read_as_long_as_it_has_a_copy() {
         .await
         .unwrap();
     assert_eq!(count(&mut w).await, 0);
+    let all = load_links(&mut w.db, w.follower).await.unwrap();
+    assert_eq!(all.len(), 1, "its magic stays its own, and a file that gives it away is told so");
 }
 
 #[tokio::test]
