@@ -119,7 +119,7 @@ pub(super) async fn release(
 ) -> Result<(StatusCode, Json<Leaving>), Problem> {
     let node = owner_of(&api, account).await?;
     if api.context.bus.connection_state() != Connection::Connected {
-        return Err(Problem::unavailable("bus", "this node is cut from the bus", RETRY_AFTER_S));
+        return Err(cut_from_bus());
     }
     tracing::info!(%account, node, by = caller.name, "hand-over of an account asked for by API");
     let request = ControlRequest { v: VERSION, account, verb: ControlVerb::Release, link: None };
@@ -143,12 +143,16 @@ async fn owner_of(api: &ApiState, account: AccountId) -> Result<String, Problem>
     node.ok_or_else(|| Problem::ownerless(account, row.get("enabled"), OWNER_RETRY_S))
 }
 
+fn cut_from_bus() -> Problem {
+    Problem::unavailable("bus", "this node is cut from the bus", RETRY_AFTER_S)
+}
+
 fn not_released(error: &AskError) -> Problem {
     match error {
         AskError::Refused { .. } => Problem::conflict(error.to_string()),
         AskError::Bus(_) | AskError::Publish(_) => {
             tracing::warn!(error = with_causes(error), "an account's owner could not be asked");
-            Problem::unavailable("bus", "this node is cut from the bus", RETRY_AFTER_S)
+            cut_from_bus()
         }
         AskError::Silent { .. } | AskError::NobodyHears | AskError::Ended => {
             Problem::unavailable("no_answer", error.to_string(), OWNER_RETRY_S)
