@@ -381,6 +381,7 @@ impl Scene {
             let current = self.pairs.main(action.master_ticket);
             let sent = Pair::on_sent(current, action, step, self.now);
             if let Some(pair) = sent {
+                assert!(pair.knows_its_copy(), "{pair:?}");
                 self.pairs.put(pair);
             }
             let request = step.request(&self.rules, action.master_ticket).unwrap();
@@ -389,6 +390,7 @@ impl Scene {
                 let pair = self.pairs.main(action.master_ticket).filter(|_| answers);
                 if let Some(pair) = pair {
                     let next = pair.on_done(step, &done);
+                    assert!(next.knows_its_copy(), "{next:?}");
                     self.pairs.put(next);
                 }
             }

@@ -174,6 +174,12 @@ pub struct Pair {
 }
 
 impl Pair {
+    /// It says which copy it is of, or there is none. The table takes no other rows.
+    pub fn knows_its_copy(&self) -> bool {
+        let may_lack_it = [PairState::Sending, PairState::Failed, PairState::Skipped];
+        self.follower_ticket.is_some() || may_lack_it.contains(&self.state)
+    }
+
     /// What the pair of an action's ticket is once a step of it is sent, or recorded where no
     /// order belongs to it. Nothing where the step changes no pair.
     pub fn on_sent(
@@ -212,14 +218,8 @@ impl Pair {
                 ..
             } => {
                 let mut pair = current.cloned().unwrap_or_else(|| {
-                    Pair::first(
-                        action,
-                        Some(*ticket),
-                        symbol,
-                        *side,
-                        *master_side,
-                        *master_lots_at_open,
-                    )
+                    let copy = Some(*ticket);
+                    Pair::first(action, copy, symbol, *side, *master_side, *master_lots_at_open)
                 });
                 pair.state = pair.state.max(PairState::Open);
                 pair.follower_ticket = Some(*ticket);
@@ -242,19 +242,12 @@ impl Pair {
                 Some(pair.bumped(current))
             }
             CopyStep::MarkClosed { ticket, symbol, side, master_side, master_lots, how } => {
-                let ended = EndReason::Ended(*how);
-                Some(match current {
-                    Some(pair) => pair.ended(PairState::Closed, ended),
-                    None => Pair::first(
-                        action,
-                        Some(*ticket),
-                        symbol,
-                        *side,
-                        *master_side,
-                        *master_lots,
-                    )
-                    .ended(PairState::Closed, ended),
-                })
+                let mut pair = current.cloned().unwrap_or_else(|| {
+                    let copy = Some(*ticket);
+                    Pair::first(action, copy, symbol, *side, *master_side, *master_lots)
+                });
+                pair.follower_ticket = pair.follower_ticket.or(Some(*ticket));
+                Some(pair.ended(PairState::Closed, EndReason::Ended(*how)))
             }
             CopyStep::MarkFailed { reason } => {
                 Some(current?.ended(PairState::Failed, EndReason::Failed(*reason)))

@@ -269,6 +269,9 @@ impl Tables {
         if self.links.get(&row.pair.link) != Some(&row.follower) {
             return Err(refused("23503", "pairs_link_and_follower_exist"));
         }
+        if !row.pair.knows_its_copy() {
+            return Err(refused("23514", "pairs_ticket_known_once_open"));
+        }
         let key = |row: &PairRow| (row.pair.link, row.pair.master_ticket);
         let is_second =
             |pair: &PairRow| pair.pair.id != id && !pair.has_ended() && key(pair) == key(&row);

@@ -35,6 +35,7 @@ macro_rules! suite_for {
             batch_that_is_sent_twice_is_stored_once
             lower_version_never_replaces_a_higher_one
             second_live_pair_of_one_ticket_is_refused
+            pair_that_was_opened_and_does_not_say_which_copy_it_is_of_is_refused
             row_of_a_link_that_is_gone_is_dropped_and_the_account_is_flushed
             status_is_the_last_one_of_the_owner
             locked_account_row_holds_up_only_its_own_rows

@@ -182,6 +182,22 @@ pub(crate) async fn second_live_pair_of_one_ticket_is_refused(world: &impl World
     assert_eq!(stored, [(PairState::Open, Some(902)), (PairState::Closed, Some(901))]);
 }
 
+pub(crate) async fn pair_that_was_opened_and_does_not_say_which_copy_it_is_of_is_refused(
+    world: &impl World,
+) {
+    let writer = world.writer("a");
+    for state in [PairState::Open, PairState::Closing, PairState::Closed] {
+        writer.push(Row::Pair(pair(11, 1, state, None)));
+        flush(&writer, 11).await;
+        assert_eq!(states(&world.pairs(11).await), [], "{state:?}");
+    }
+    for (ticket, state) in (1..).zip([PairState::Sending, PairState::Failed, PairState::Skipped]) {
+        writer.push(Row::Pair(pair(11, ticket, state, None)));
+    }
+    flush(&writer, 11).await;
+    assert_eq!(world.pairs(11).await.len(), 3, "there is none yet, or none at all");
+}
+
 pub(crate) async fn row_of_a_link_that_is_gone_is_dropped_and_the_account_is_flushed(
     world: &impl World,
 ) {

@@ -227,11 +227,14 @@ fn order_that_arrived_and_ended_is_closed_not_failed() {
     for comment in [tag_of(101), "[sl]".to_owned()] {
         let base = Scene::new().master_has(master_position(101));
         let scene = base.clone().pair(base.sending_pair(101, 60));
-        let scene = scene.history_has(closed_trade(55, &comment));
+        let mut scene = scene.history_has(closed_trade(55, &comment));
         assert!(
             matches!(scene.steps(101)[..], [CopyStep::MarkClosed { how: EndedHow::History, .. }]),
             "{comment}"
         );
+        scene.execute(&scene.plan(), usize::MAX);
+        let pair = scene.pairs.main(mt(101)).unwrap();
+        assert_eq!((pair.state, pair.follower_ticket), (PairState::Closed, Some(ft(55))));
     }
 }
 

@@ -94,8 +94,9 @@ pub async fn run(settings: Settings, say: impl Fn(&str)) -> Done<Verdict> {
     verdict.disk_lag_max_ms = lag.disk_max_ms();
     runner.spans.append(&mut lag.spans.lock());
     let evidence = runner.evidence(&tap, &load).await?;
-    let unsettled = runner.unsettled();
-    finish(&mut verdict, &evidence, &unsettled, &runner, &settings.folder)?;
+    let mut outside = runner.unsettled();
+    outside.extend(rows_dropped(&settings.folder)?);
+    finish(&mut verdict, &evidence, &outside, &runner, &settings.folder)?;
     if verdict.is_clean() && !settings.keep {
         drop(runner);
         drop(load);
@@ -405,7 +406,7 @@ async fn rows_that_differ(
 fn finish(
     verdict: &mut Verdict,
     evidence: &Evidence,
-    unsettled: &[Finding],
+    outside: &[Finding],
     runner: &Runner<'_>,
     folder: &Path,
 ) -> Done {
@@ -421,10 +422,10 @@ fn finish(
     let longest = runner.settled.iter().skip(1).map(|settled| settled.took).max();
     verdict.longest_divergence_s = round(longest.unwrap_or_default().as_secs_f64());
     verdict.rows_refused = rows_refused(folder)?;
-    verdict.take(unsettled);
+    verdict.take(outside);
     verdict.take(&report.findings);
     let mut text = String::new();
-    for finding in unsettled {
+    for finding in outside {
         text.push_str(&format!("{finding}\n"));
     }
     for finding in &report.findings {
@@ -439,18 +440,32 @@ fn finish(
     Ok(())
 }
 
+/// The line that a node writes about a row that the tables do not take for what it says.
+const DROPPED: &str = "row is refused and dropped";
+
 /// Rows that nodes were refused, by the lines they write about each.
 fn rows_refused(folder: &Path) -> Done<u64> {
-    let mut count = 0;
+    Ok(node_lines(folder, &["row is left out", DROPPED])?.len() as u64)
+}
+
+/// Rows that the tables do not take for what they say: no fault makes a row like that.
+fn rows_dropped(folder: &Path) -> Done<Vec<Finding>> {
+    let finding = |what| Finding { law: Law::L4, at: wall(), account: None, copy: None, what };
+    Ok(node_lines(folder, &[DROPPED])?.into_iter().map(finding).collect())
+}
+
+/// The lines of all nodes that have one of these words.
+fn node_lines(folder: &Path, words: &[&str]) -> Done<Vec<String>> {
+    let mut found = Vec::new();
     for entry in std::fs::read_dir(folder)? {
         let path = entry?.path();
         if path.extension().is_some_and(|extension| extension == "err") {
             let log = std::fs::read_to_string(&path)?;
-            let refused = ["row is left out", "row is refused and dropped"];
-            count += log.lines().filter(|line| refused.iter().any(|w| line.contains(w))).count();
+            let lines = log.lines().filter(|line| words.iter().any(|w| line.contains(w)));
+            found.extend(lines.map(str::to_owned));
         }
     }
-    Ok(count as u64)
+    Ok(found)
 }
 
 /// Tables, bus and faults, one JSON object a line, beside the logs and the ledger.
