@@ -4,20 +4,12 @@ use lockstep_tests::binary;
 use lockstep_tests::master::Master;
 use lockstep_tests::oracle::{State, assert_clean};
 use lockstep_tests::scrape::MetricsPage;
-use lockstep_tests::world::{CliOutput, SOON, TAKEOVER, World, run_lockstep, until};
+use lockstep_tests::world::{SOON, TAKEOVER, World, run_lockstep, until};
 use paper::protocol::Style;
 use schemas::MasterTicket;
 use std::os::unix::fs::PermissionsExt;
 use std::process::Stdio;
 use tokio::io::{AsyncBufReadExt, AsyncReadExt, BufReader};
-
-/// Runs `lockstep` with this world's database and bus.
-async fn operator(world: &World, arguments: &[&str]) -> CliOutput {
-    let nats = world.bus.url(0);
-    let variables =
-        [("LOCKSTEP_DATABASE_URL", world.database_url.as_str()), ("LOCKSTEP_NATS_URLS", &nats)];
-    run_lockstep(arguments, &variables).await
-}
 
 #[tokio::test]
 async fn an_owner_says_what_a_comparison_would_do_and_makes_one_when_asked() {
@@ -25,7 +17,7 @@ async fn an_owner_says_what_a_comparison_would_do_and_makes_one_when_asked() {
     let boss = world.add_external_account("boss").await;
     let one = world.add_paper_account("one", Style::Mt5).await;
     world.add_link(boss, one, 1).await;
-    let unowned = operator(&world, &["reconcile", "one", "--dry-run"]).await;
+    let unowned = world.cli(&["reconcile", "one", "--dry-run"]).await;
     assert_eq!(unowned.code, Some(3), "{unowned:?}");
     assert!(unowned.stderr.contains("no node owns it"), "{unowned:?}");
     let page = MetricsPage::free().await;
@@ -38,7 +30,7 @@ async fn an_owner_says_what_a_comparison_would_do_and_makes_one_when_asked() {
     let old = master.open_many(2, "0.50");
     world.until_equal(SOON, |_| State::of_book(&master.book)).await;
 
-    let plan = operator(&world, &["reconcile", "one", "--dry-run", "--json"]).await;
+    let plan = world.cli(&["reconcile", "one", "--dry-run", "--json"]).await;
     assert_eq!(plan.code, Some(0), "{plan:?}");
     let plan = plan.json();
     assert_eq!(plan["begun"], false);
@@ -47,9 +39,9 @@ async fn an_owner_says_what_a_comparison_would_do_and_makes_one_when_asked() {
     assert_eq!(plan["plans"][0]["steps"].as_array().unwrap().len(), 0, "{plan}");
 
     // What a paused link leaves undone is in the plan, and asking for it does nothing about it.
-    assert_eq!(operator(&world, &["pause", "1"]).await.code, Some(0));
+    assert_eq!(world.cli(&["pause", "1"]).await.code, Some(0));
     let waits = async |ticket: MasterTicket| {
-        let plan = operator(&world, &["reconcile", "1", "--dry-run", "--json"]).await.json();
+        let plan = world.cli(&["reconcile", "1", "--dry-run", "--json"]).await.json();
         let waiting = plan["plans"][0]["waiting"].as_array().unwrap().clone();
         waiting.iter().any(|wait| wait["ticket"] == ticket.get() && wait["why"] == "link_paused")
     };
@@ -63,16 +55,16 @@ async fn an_owner_says_what_a_comparison_would_do_and_makes_one_when_asked() {
         waits(old[0]).await.then_some(())
     })
     .await;
-    assert_eq!(operator(&world, &["resume", "1"]).await.code, Some(0));
+    assert_eq!(world.cli(&["resume", "1"]).await.code, Some(0));
     assert_eq!(asked().await, 0.0, "who looks at a plan has none carried out");
-    let done = operator(&world, &["reconcile", "1"]).await;
+    let done = world.cli(&["reconcile", "1"]).await;
     assert_eq!(done.code, Some(0), "{done:?}");
     assert!(done.stdout.contains("the owner compares and acts now"), "{done:?}");
     until("it compares", SOON, async || (asked().await > 0.0).then_some(())).await;
     world.until_equal(SOON, |_| State::of_book(&master.book)).await;
 
-    assert_eq!(operator(&world, &["reconcile", "99"]).await.code, Some(2));
-    let external = operator(&world, &["reconcile", "boss"]).await;
+    assert_eq!(world.cli(&["reconcile", "99"]).await.code, Some(2));
+    let external = world.cli(&["reconcile", "boss"]).await;
     assert_eq!(external.code, Some(3), "{external:?}");
     assert_clean(&world.ledger().await);
 }
@@ -86,11 +78,11 @@ async fn an_account_is_handed_over_by_its_owner_when_there_is_another_one() {
     let a = world.node("a").start();
     let mut master = Master::start(vec![world.bus.url(0)], boss).await;
     world.until_copying().await;
-    let listed = operator(&world, &["lease", "list", "--json"]).await.json();
+    let listed = world.cli(&["lease", "list", "--json"]).await.json();
     let row = &listed.as_array().unwrap()[1];
     assert!(a.is(row["node"].as_str().unwrap()) && row["session"] == "copying", "{listed}");
     let before = row["token"].as_i64().unwrap();
-    let alone = operator(&world, &["lease", "release", "one"]).await;
+    let alone = world.cli(&["lease", "release", "one"]).await;
     assert_eq!(alone.code, Some(3), "{alone:?}");
     assert!(alone.stderr.contains("no other node has room"), "{alone:?}");
     assert_eq!(world.owners().await[&one].token, before);
@@ -98,7 +90,7 @@ async fn an_account_is_handed_over_by_its_owner_when_there_is_another_one() {
     let page = MetricsPage::free().await;
     let b = world.node("b").setting("LOCKSTEP_METRICS_LISTEN", page.address()).start();
     let released = until("the account is handed over", TAKEOVER, async || {
-        let released = operator(&world, &["lease", "release", "one", "--json"]).await;
+        let released = world.cli(&["lease", "release", "one", "--json"]).await;
         (released.code == Some(0)).then(|| released.json())
     })
     .await;
@@ -114,7 +106,7 @@ async fn an_account_is_handed_over_by_its_owner_when_there_is_another_one() {
 #[tokio::test]
 async fn the_doctor_tells_what_works_and_how_to_mend_what_does_not() {
     let world = World::start("asking-doctor").await;
-    let well = operator(&world, &["doctor", "--json"]).await;
+    let well = world.cli(&["doctor", "--json"]).await;
     assert_eq!(well.code, Some(0), "{well:?}");
     let checks = well.json();
     let outcome = |name: &str| {
@@ -146,7 +138,7 @@ async fn the_doctor_tells_what_works_and_how_to_mend_what_does_not() {
     let bad = "LOCKSTEP_DATABASE_URL='postgres://lockstep:hunter2@127.0.0.1:1/x'\n\
                LOCKSTEP_NATS_URLS='nats://u:hunter2@127.0.0.1:1'\nLOCKSTEP_FENSE='15s'\n";
     std::fs::write(&file, bad).unwrap();
-    let ill = operator(&world, &["doctor", "--settings", file.to_str().unwrap()]).await;
+    let ill = world.cli(&["doctor", "--settings", file.to_str().unwrap()]).await;
     assert_eq!(ill.code, Some(1), "{ill:?}");
     for word in ["LOCKSTEP_FENSE", "127.0.0.1:1", "not connected", "→", "FAIL"] {
         assert!(ill.stdout.contains(word), "{word}: {ill:?}");
@@ -189,12 +181,12 @@ async fn init_writes_a_file_that_nobody_else_reads_and_never_over_another_one() 
     let valid = run_lockstep(&["config", "check", "--settings", shown], &[]).await;
     assert_eq!(valid.code, Some(0), "{valid:?}");
 
-    let again = operator(&world, &arguments).await;
+    let again = world.cli(&arguments).await;
     assert_eq!(again.code, Some(2), "{again:?}");
     assert_eq!(std::fs::read_to_string(&file).unwrap(), written);
     let other = folder.path().join("other.env");
     let wrong = ["init", "--no-doctor", "--file", other.to_str().unwrap(), "--nats", "elsewhere"];
-    let wrong = operator(&world, &wrong).await;
+    let wrong = world.cli(&wrong).await;
     assert_eq!(wrong.code, Some(2), "{wrong:?}");
     assert!(wrong.stderr.contains("LOCKSTEP_NATS_URLS") && !other.exists(), "{wrong:?}");
 }

@@ -4,6 +4,7 @@
 use devstack::{FaultMode, FaultProxy};
 use lockstep_tests::master::Master;
 use lockstep_tests::oracle::{State, assert_clean, logins};
+use lockstep_tests::scrape::MetricsPage;
 use lockstep_tests::world::{Node, SOON, TAKEOVER, World, owners, until};
 use paper::protocol::Style;
 use schemas::AccountId;
@@ -140,6 +141,59 @@ async fn a_full_node_gives_a_new_one_its_share_one_by_one_and_then_all_stay_wher
         let tokens = logins.iter().filter(|(a, ..)| a == account).map(|(_, token, _)| *token);
         assert!(tokens.is_sorted(), "sessions of {account}: {logins:?}");
     }
+}
+
+// A hand-over that fails leaves the account with its owner, where a new session begins in the same
+// tenure: what it reads must not be older than what the one before it did.
+#[tokio::test]
+async fn session_that_follows_another_of_its_tenure_begins_when_the_rows_of_that_one_are_written() {
+    let mut world = World::start("move-unwritten").await;
+    let account = world.add_external_account("master").await;
+    let follower = world.add_paper_account("one", Style::Mt5).await;
+    world.add_link(account, follower, 1).await;
+    let mut master = Master::start(vec![world.bus.url(0)], account).await;
+    let page = MetricsPage::free().await;
+    // The owner keeps it for longer than the rows of its first session may take.
+    let start = |name: &str| world.node(name).setting("LOCKSTEP_LEASE", "10s");
+    let a = start("a").setting("LOCKSTEP_METRICS_LISTEN", page.address()).start();
+    let mut db = world.database().await;
+    let token = until_owned_by(&mut db, follower, &a).await;
+    let _b = start("b").start();
+    world.until_copying().await;
+
+    let mut maintenance = world.database().await;
+    sqlx::raw_sql("begin; lock table pairs in share mode").execute(&mut maintenance).await.unwrap();
+    let opened = master.open_many(2, "0.10");
+    world.until_equal(SOON, |_| State::of_book(&master.book)).await;
+    // Asked again until the other node is known to have room; then it waits for the new owner in vain.
+    let asks = async {
+        loop {
+            world.cli(&["lease", "release", "one"]).await;
+        }
+    };
+    let fails = until("the hand-over fails", TAKEOVER, async || {
+        let failed = page.sum_where("lockstep_tenures_ended_total", |l| l.contains("not_drained"));
+        (failed.await > 0.0).then_some(())
+    });
+    tokio::select! { () = fails => {}, () = asks => {} }
+    until_time_has_passed(&mut db, 2.0).await;
+    sqlx::raw_sql("commit").execute(&mut maintenance).await.unwrap();
+    world.until_copying().await;
+    assert_eq!(until_owned_by(&mut db, follower, &a).await, token, "the same tenure");
+    assert_eq!(page.sum("lockstep_tenures_begun_total").await, 1.0, "nobody took anything over");
+
+    master.close_many(&opened);
+    let ledger = world.until_equal(SOON, |_| State::of_book(&master.book)).await;
+    assert_clean(&ledger);
+    until("every pair has ended", SOON, async || {
+        let states: Vec<String> =
+            sqlx::query_scalar("select state from pairs order by master_ticket")
+                .fetch_all(&mut db)
+                .await
+                .unwrap();
+        (states == ["closed", "closed"]).then_some(())
+    })
+    .await;
 }
 
 #[tokio::test]

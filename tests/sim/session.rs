@@ -164,6 +164,14 @@ pub(crate) fn begin(w: &mut World, who: Who, tenure: TenureKey, clean: bool) {
 }
 
 fn load(w: &mut World, who: Who, account: AccountId, number: u64) {
+    if w.process(who).writer.queue.pairs_pending(account) > 0 {
+        // A session before this one, perhaps of the same tenure, is not written yet.
+        return w.after(TICK, Some(who), move |w| {
+            if same(w, who, account, number).is_some() {
+                load(w, who, account, number);
+            }
+        });
+    }
     crate::db::load(w, who, account, move |w, loaded| {
         let links = rules_of(w, account);
         let at = now(w, who);
@@ -760,7 +768,7 @@ fn stored_since(w: &mut World, who: Who, account: AccountId) -> Vec<TicketKey> {
     let Some(follower) = &session.follower else { return Vec::new() };
     let unstored: Vec<_> = follower.unstored().collect();
     let queue = &w.process(who).writer.queue;
-    let stored = unstored.into_iter().filter(|(_, pair)| !queue.is_pair_pending(*pair));
+    let stored = unstored.into_iter().filter(|(_, pair)| !queue.is_pair_pending(account, *pair));
     stored.map(|(key, _)| key).collect()
 }
 

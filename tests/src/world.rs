@@ -491,9 +491,12 @@ impl World {
         lines.collect::<Vec<_>>().join("\n")
     }
 
-    /// Runs `lockstep` against this world's database.
+    /// Runs `lockstep` against this world's database and bus.
     pub async fn cli(&self, arguments: &[&str]) -> CliOutput {
-        run_lockstep(arguments, &[("LOCKSTEP_DATABASE_URL", &self.database_url)]).await
+        let nats = self.bus.url(0);
+        let variables =
+            [("LOCKSTEP_DATABASE_URL", self.database_url.as_str()), ("LOCKSTEP_NATS_URLS", &nats)];
+        run_lockstep(arguments, &variables).await
     }
 }
 

@@ -162,14 +162,16 @@ impl Manager {
                 continue;
             }
             let is_first = self.begun.insert(*account, key) != Some(key);
+            let (clean, hastened) = (tenure.clean && is_first, tenure.hastened);
             if is_first {
                 self.balance.gains(self.context.clock.now(), *account);
+                let kind = tenure_kind((clean, hastened));
+                metrics::counter!(names::TENURES, "kind" => kind).increment(1);
+                tracing::info!(%account, token = %key.token, kind, "tenure begins");
+            } else {
+                tracing::info!(%account, token = %key.token, "tenure goes on in a new session");
             }
-            self.start(Gained {
-                tenure: key,
-                clean: tenure.clean && is_first,
-                hastened: tenure.hastened,
-            });
+            self.start(Gained { tenure: key, clean, hastened });
         }
     }
 
@@ -249,9 +251,6 @@ impl Manager {
         let context = Arc::clone(&self.context);
         let ends = self.ends.clone();
         let tenure = gained.tenure;
-        let kind = tenure_kind((gained.clean, gained.hastened));
-        metrics::counter!(names::TENURES, "kind" => kind).increment(1);
-        tracing::info!(account = %tenure.account, token = %tenure.token, kind, "tenure begins");
         let session = self.context.hot.spawn(session::run(context, gained, control));
         self.context.slow.spawn(async move {
             let how = match session.await {

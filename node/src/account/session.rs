@@ -12,6 +12,8 @@
 //!    everything is reconciled before anything live (H4, H8).
 //! 4. A tenure is handed in for release only when no order is unanswered and no row is
 //!    unwritten (S20); otherwise its lease is left to expire.
+//! 5. Pairs are read only when no row of them waits in this node's writer: a session may follow
+//!    another one of the same tenure.
 //!
 //! Not covered: which accounts there are; `account::manager` starts and stops tenures.
 
@@ -457,6 +459,7 @@ impl AccountSession {
     /// Account, links and pairs, read completely; tried until it works.
     async fn load(&mut self) -> Result<SessionAccount, Wanted> {
         loop {
+            self.wait_for_rows().await?;
             let context = Arc::clone(&self.context);
             let account = self.owner.account;
             let task = self.context.slow.spawn(async move { load(&context, account).await });
@@ -479,6 +482,24 @@ impl AccountSession {
                 }
             }
         }
+    }
+
+    /// Waits until no row of an earlier session of this account waits here for the database: one that
+    /// began in the same tenure would not know what that one has done, and the rows of both would be
+    /// stored. What ends the wait otherwise is the end of the tenure.
+    async fn wait_for_rows(&mut self) -> Result<(), Wanted> {
+        let account = self.owner.account;
+        let mut pairs = self.context.writer.pairs_pending(account);
+        if pairs > 0 {
+            let reason = format!("{pairs} rows of the session before are not written yet");
+            tracing::info!(%account, %reason, "account not read");
+            self.status("connecting", Some(reason), true);
+        }
+        while pairs > 0 {
+            self.pause(TICK).await?;
+            pairs = self.context.writer.pairs_pending(account);
+        }
+        Ok(())
     }
 
     fn begin_following(&mut self, links: Vec<(reconcile::LinkRules, reconcile::Pairs)>) {
@@ -785,7 +806,8 @@ impl AccountSession {
     /// Copies that partial closes wait for, and whose rows are settled by now.
     fn stored_since(&self) -> Vec<TicketKey> {
         let Some(follower) = &self.follower else { return Vec::new() };
-        let is_stored = |pair| !self.context.writer.is_pair_pending(pair);
+        let (writer, account) = (&self.context.writer, self.owner.account);
+        let is_stored = |pair| !writer.is_pair_pending(account, pair);
         let stored = follower.unstored().filter(|(_, pair)| is_stored(*pair));
         stored.map(|(key, _)| key).collect()
     }

@@ -229,7 +229,7 @@ pub struct Queue {
     /// Rows that wait or are being written, per account; no entry means none.
     pending: BTreeMap<AccountId, usize>,
     /// The same of the rows of each pair.
-    pending_pairs: BTreeMap<PairId, usize>,
+    pending_pairs: BTreeMap<(AccountId, PairId), usize>,
 }
 
 impl Queue {
@@ -281,7 +281,7 @@ impl Queue {
     fn uncount(&mut self, key: PendingKey) {
         count_down(&mut self.pending, &key.account);
         if let Some(pair) = key.pair {
-            count_down(&mut self.pending_pairs, &pair);
+            count_down(&mut self.pending_pairs, &(key.account, pair));
         }
     }
 
@@ -290,9 +290,15 @@ impl Queue {
         self.pending.get(&account).copied().unwrap_or(0)
     }
 
-    /// A row of this pair is not settled.
-    pub fn is_pair_pending(&self, pair: PairId) -> bool {
-        self.pending_pairs.contains_key(&pair)
+    /// A row of this pair of an account is not settled.
+    pub fn is_pair_pending(&self, account: AccountId, pair: PairId) -> bool {
+        self.pending_pairs.contains_key(&(account, pair))
+    }
+
+    /// Pairs of this account of which a row is not settled.
+    pub fn pairs_pending(&self, account: AccountId) -> usize {
+        let (first, last) = (PairId(u128::MIN), PairId(u128::MAX));
+        self.pending_pairs.range((account, first)..=(account, last)).count()
     }
 
     /// Rows of all accounts that are not settled.
@@ -347,7 +353,7 @@ impl Queue {
         if pushed == Pushed::Queued {
             *self.pending.entry(account).or_insert(0) += 1;
             if let Some(pair) = counted.pair {
-                *self.pending_pairs.entry(pair).or_insert(0) += 1;
+                *self.pending_pairs.entry((account, pair)).or_insert(0) += 1;
             }
         }
         pushed

@@ -195,9 +195,14 @@ impl Writer {
         self.shared.queue.lock().pending_of_all()
     }
 
-    /// A row of this pair is neither durable nor refused.
-    pub fn is_pair_pending(&self, pair: PairId) -> bool {
-        self.shared.queue.lock().is_pair_pending(pair)
+    /// A row of this pair of an account is neither durable nor refused.
+    pub fn is_pair_pending(&self, account: AccountId, pair: PairId) -> bool {
+        self.shared.queue.lock().is_pair_pending(account, pair)
+    }
+
+    /// Pairs of this account of which a row is neither durable nor refused: what is stored of them is old.
+    pub fn pairs_pending(&self, account: AccountId) -> usize {
+        self.shared.queue.lock().pairs_pending(account)
     }
 
     /// Waits until no row of this account is pending, without waiting for the next flush.

@@ -305,19 +305,22 @@ fn a_pair_is_pending_from_its_first_push_until_its_last_row_is_settled() {
     let mut queue = Queue::default();
     let row = |lots| Row::Pair(pair(1, PairState::Open, Some(1), lots));
     let id = pair(1, PairState::Open, Some(1), 1).pair.id;
-    assert!(!queue.is_pair_pending(id));
+    assert!(!queue.is_pair_pending(account(11), id));
     queue.push(row(1), now);
+    let pairs = |queue: &Queue| [11, 12].map(|id| queue.pairs_pending(account(id)));
+    assert_eq!(pairs(&queue), [1, 0]);
     let written = queue.take(now).unwrap();
-    assert!(queue.is_pair_pending(id), "it is being written");
+    assert!(queue.is_pair_pending(account(11), id), "it is being written");
     queue.push(row(2), now);
     queue.settle(&written.entries[0].row);
-    assert!(queue.is_pair_pending(id), "a newer row waits");
+    assert!(queue.is_pair_pending(account(11), id), "a newer row waits");
     let failed = queue.take(now).unwrap().entries.remove(0);
     queue.put_back(failed);
-    assert!(queue.is_pair_pending(id), "it was not written");
+    assert!(queue.is_pair_pending(account(11), id), "it was not written");
     let written = queue.take(now).unwrap();
     queue.settle(&written.entries[0].row);
-    assert!(!queue.is_pair_pending(id));
+    assert!(!queue.is_pair_pending(account(11), id));
+    assert_eq!(pairs(&queue), [0, 0]);
     assert_eq!(queue.pending(account(11)), 0);
 }
 
@@ -535,7 +538,7 @@ proptest! {
         }
         while store(&mut queue) {}
         prop_assert_eq!(queue.pending_of_all(), 0);
-        prop_assert!(pushed.iter().all(|row| !queue.is_pair_pending(row.pair.id)));
+        prop_assert!(pushed.iter().all(|row| !queue.is_pair_pending(row.follower, row.pair.id)));
 
         let mut best: BTreeMap<_, PairRow> = BTreeMap::new();
         for row in pushed.iter().filter(|row| !row.has_ended()) {
