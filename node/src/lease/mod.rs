@@ -18,7 +18,8 @@
 //! | `doubt` | when the database's time, or the server, is not to be trusted (pure) |
 //! | `share` | how many accounts a node takes, and how long one is left alone after a crash (pure) |
 //! | `predecessor` | whether the process before this one is proven dead |
-//! | `store` | the SQL, and which connections may be used again |
+//! | `store` | the SQL of a cycle, and which connections may be used again |
+//! | `claim` | the SQL that finds and takes what has no living owner |
 //! | `memory` | the same without a server, for tests and simulation |
 //! | `timelines` | tells the other nodes of the database's timeline, and hears theirs |
 //! | `task` | the loop on its own thread, runtime and connection |
@@ -40,6 +41,7 @@
 //! which then leaves expired rows alone for one lease and one fence; a node that starts just after
 //! the jump has nothing to compare with.
 
+mod claim;
 pub mod cycle;
 pub mod doubt;
 pub mod memory;

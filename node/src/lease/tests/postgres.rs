@@ -1,6 +1,7 @@
 //! What only a real server can show.
 
-use super::super::store::{CLAIM, LeaseError, TRANSACTION_AGE_MAX, session_options};
+use super::super::claim::CLAIM;
+use super::super::store::{LeaseError, TRANSACTION_AGE_MAX, session_options};
 use super::super::task::{LeaseHandle, LeaseSettings, start};
 use super::*;
 use crate::clock::NodeClock;
