@@ -272,6 +272,7 @@ impl Follower {
                 effects.push(Effect::Persist(Box::new(old.failed)));
             }
         }
+        debug_assert!(pair.knows_its_copy(), "the table would not take it: {pair:?}");
         effects.push(Effect::Persist(Box::new(pair.clone())));
         self.note_unstored(&pair);
         self.put_pair(pair.clone());
