@@ -3,8 +3,8 @@
 //! Processes of the same layout as the system's: one publishes, one subscribes (or one does both,
 //! on one connection, as a node does that leads and follows). The publisher's task is woken by its
 //! control connection, as a session's is by its broker; it stamps, encodes and publishes each event
-//! of a burst. The subscriber has one subscription, decodes once, and hands the event to 30 queues;
-//! 30 tasks take it and stamp. Runtime, client settings, event type and queues are those of a node.
+//! of a burst. The subscriber has one subscription, decodes once, and hands the event to a queue for
+//! each follower; a task for each takes it and stamps. Runtime, client settings, event type and queues are those of a node.
 //!
 //! A second figure, the floor of any copier, adds what nobody can leave out: after its stamp each
 //! task writes one line of an order's size to a connection of its own.
@@ -39,6 +39,8 @@ const FEED_MESSAGES_MAX: usize = 8_192;
 const ORDER_BYTES: usize = 330;
 /// The number under which the limit's events are published.
 const MASTER: u64 = 999_999_999;
+/// Samples of all tasks that there is room for without asking for more.
+const SAMPLES: usize = 1 << 21;
 /// Longest wait for a raw process to answer.
 const ANSWER_LIMIT: Duration = Duration::from_secs(10);
 
@@ -57,6 +59,9 @@ pub struct RawArgs {
     /// Subscribes, and has tasks that are woken.
     #[arg(long)]
     subscriber: bool,
+    /// Its tasks, one for each follower.
+    #[arg(long, default_value_t = FOLLOWERS)]
+    tasks: usize,
     /// Where its tasks write orders.
     #[arg(long)]
     sink: Option<SocketAddr>,
@@ -64,6 +69,7 @@ pub struct RawArgs {
 
 /// Runs a raw process until its control connection ends.
 pub fn run(args: RawArgs) {
+    lockstep::open_files::raise();
     let runtime = tokio::runtime::Builder::new_multi_thread()
         .worker_threads(HOT_THREADS)
         .enable_all()
@@ -80,7 +86,7 @@ async fn serve(args: RawArgs) {
     let samples = if args.subscriber {
         let messages = client.subscribe(subject::master_all(master)).await.unwrap();
         client.flush().await.unwrap();
-        subscribe(messages, args.sink, Arc::clone(&writes)).await
+        subscribe(messages, args.tasks, args.sink, Arc::clone(&writes)).await
     } else {
         Vec::new()
     };
@@ -140,13 +146,14 @@ type Samples = Arc<Mutex<Vec<u64>>>;
 
 async fn subscribe(
     mut messages: async_nats::Subscriber,
+    tasks: usize,
     sink: Option<SocketAddr>,
     writes: Arc<AtomicBool>,
 ) -> Vec<Samples> {
     let (mut all, mut queues) = (Vec::new(), Vec::new());
-    for _ in 0..FOLLOWERS {
+    for _ in 0..tasks {
         let (queue, mut waiting) = mpsc::channel::<Arc<TradeEvent>>(FEED_MESSAGES_MAX);
-        let samples: Samples = Arc::new(Mutex::new(Vec::with_capacity(1 << 16)));
+        let samples: Samples = Arc::new(Mutex::new(Vec::with_capacity(SAMPLES / tasks)));
         let (own, writes) = (Arc::clone(&samples), Arc::clone(&writes));
         let broker = match sink {
             Some(addr) => Some(TcpStream::connect(addr).await.unwrap()),
@@ -183,6 +190,7 @@ async fn subscribe(
 
 /// Reads what is written to it, and throws it away: the place of a broker.
 pub fn run_sink(control: SocketAddr) {
+    lockstep::open_files::raise();
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
     runtime.block_on(async move {
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
@@ -235,11 +243,12 @@ impl Control {
 }
 
 impl Limit {
-    /// Starts its processes: two, or one that does both.
-    pub async fn start(nats: &str, is_one_process: bool) -> Limit {
+    /// Starts its processes: two, or one that does both; with so many tasks that are woken.
+    pub async fn start(nats: &str, is_one_process: bool, tasks: usize) -> Limit {
         let program = std::env::current_exe().unwrap();
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let control = listener.local_addr().unwrap().to_string();
+        let tasks = tasks.to_string();
         let spec = |name: &str, words: &[&str]| {
             ProcessSpec::new(name, &program).args(words).args(["--control", &control])
         };
@@ -251,7 +260,7 @@ impl Limit {
         let start = async |name: &str, words: &[&str]| {
             let process = spec(name, &["raw", "--nats", nats])
                 .args(words)
-                .args(["--sink", sink_addr.trim()])
+                .args(["--sink", sink_addr.trim(), "--tasks", &tasks])
                 .start()
                 .unwrap();
             let accepted = tokio::time::timeout(ANSWER_LIMIT, listener.accept()).await;

@@ -185,7 +185,7 @@ async fn measure(layout: Layout, args: &OwnTimeArgs) -> Result<Vec<(Shape, Answe
     let folder = args.records.as_ref().unwrap_or(&own).join(layout.word());
     std::fs::create_dir_all(&folder).map_err(|e| format!("{}: {e}", folder.display()))?;
     let mut scene = Scene::start(layout, &folder, &args.settings).await;
-    let limit = Limit::start(&scene.nats(), layout == Layout::OneNode).await;
+    let limit = Limit::start(&scene.nats(), layout == Layout::OneNode, FOLLOWERS).await;
     step_back(&limit.sink);
     for shape in SHAPES {
         turn(&mut scene, &limit, shape).await;

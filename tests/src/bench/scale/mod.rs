@@ -58,6 +58,13 @@ struct Answer {
     own_time_p99_us: f64,
     /// Orders of one event, from the first to the last, in a second; the median of the events.
     orders_per_s: f64,
+    /// The same of as many tasks that only write an order's bytes each, in the same run.
+    floor_orders_per_s: f64,
+    /// Ours in parts of that.
+    ratio_orders_per_s: f64,
+    /// From the publication to the write of those tasks.
+    floor_p50_us: f64,
+    floor_p99_us: f64,
     /// The node's memory less what it had before there were accounts, by account.
     kib_per_follower: f64,
     /// Of which a bare session at the broker takes this.
@@ -113,10 +120,11 @@ async fn measure(followers: u32) -> Result<Answer, String> {
     let folder = std::env::temp_dir().join(format!("lockstep-scale-{}", std::process::id()));
     std::fs::create_dir_all(&folder).map_err(|e| format!("{}: {e}", folder.display()))?;
     let mut scene = Scene::start(&folder, followers).await;
+    let events = if followers > 1_000 { SINGLE_EVENTS_OF_MANY } else { SINGLE_EVENTS };
+    let floor = scene.floor(events).await;
     let ready_s = scene.add_followers().await.as_secs_f64();
     let kib_per_follower = scene.kib_of_followers() / f64::from(followers);
     let kib_per_session = scene.kib_per_session().await;
-    let events = if followers > 1_000 { SINGLE_EVENTS_OF_MANY } else { SINGLE_EVENTS };
     // The first ones touch what is made once.
     scene.singles(2).await;
     let idle = scene.idle_cpu().await;
@@ -135,10 +143,18 @@ async fn measure(followers: u32) -> Result<Answer, String> {
         Percentiles::of_ns(copies.iter().map(|copy| copy.own_ns).collect()).expect("there are some")
     };
     let (single, burst) = (own(&of_singles), own(&of_bursts));
+    let orders = orders_per_s(&recorded, &singles);
+    let floor_orders =
+        median(floor.iter().filter_map(|event| rate(event)).collect()).unwrap_or(f64::NAN);
+    let floor = Percentiles::of_ns(floor.concat()).expect("there are some");
     Ok(Answer {
         own_time_p50_us: single.p50_us,
         own_time_p99_us: single.p99_us,
-        orders_per_s: orders_per_s(&recorded, &singles),
+        orders_per_s: orders,
+        floor_orders_per_s: floor_orders,
+        ratio_orders_per_s: orders / floor_orders,
+        floor_p50_us: floor.p50_us,
+        floor_p99_us: floor.p99_us,
         kib_per_follower,
         kib_per_session,
         reconcile_all_s: reconcile_all.as_secs_f64(),
@@ -174,26 +190,35 @@ fn copies(recorded: &Recorded, spans: &[Span], followers: u32) -> Result<Vec<Cop
 
 /// Orders a second from the first to the last of a span; the median of the spans.
 fn orders_per_s(recorded: &Recorded, spans: &[Span]) -> f64 {
-    let rate = |span: &Span| {
+    let of_span = |span: &Span| {
         let copies = recorded.copies_in(span.ns);
-        let called = || copies.iter().map(|copy| copy.called_back_ns + copy.own_ns);
-        let took = called().max()?.saturating_sub(called().min()?);
-        (took > 0).then(|| (copies.len() - 1) as f64 * 1e9 / took as f64)
+        let called: Vec<u64> =
+            copies.iter().map(|copy| copy.called_back_ns + copy.own_ns).collect();
+        rate(&called)
     };
-    median(spans.iter().filter_map(rate).collect()).unwrap_or(f64::NAN)
+    median(spans.iter().filter_map(of_span).collect()).unwrap_or(f64::NAN)
+}
+
+/// How many a second, from the first to the last of these instants.
+fn rate(instants_ns: &[u64]) -> Option<f64> {
+    let took = instants_ns.iter().max()? - instants_ns.iter().min()?;
+    (took > 0).then(|| (instants_ns.len() - 1) as f64 * 1e9 / took as f64)
 }
 
 #[allow(clippy::print_stderr, reason = "the verb's answer for people")]
 fn print(followers: u32, answer: &Answer) {
     let a = answer;
     eprintln!(
-        "{followers:>6} followers: own time p50 {:.0} us, p99 {:.0} us, {:.0} orders/s; burst of {}: \
+        "{followers:>6} followers: own time p50 {:.0} us, p99 {:.0} us, {:.0} orders/s (floor p50 {:.0} us, p99 {:.0} us, {:.0} orders/s); burst of {}: \
          p50 {:.0} us, p99 {:.0} us, {:.0} orders/s; {:.0} us of processor a copy, {:.1} % of one at rest; {:.1} KiB a follower, \
          {:.1} of them the broker's session; {:.0} rows/s; all reconciled {:.2} s after the bus was \
          restarted, with {} plans; ready after {:.1} s",
         a.own_time_p50_us,
         a.own_time_p99_us,
         a.orders_per_s,
+        a.floor_p50_us,
+        a.floor_p99_us,
+        a.floor_orders_per_s,
         a.burst_events,
         a.burst_own_time_p50_us,
         a.burst_own_time_p99_us,

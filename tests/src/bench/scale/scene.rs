@@ -2,6 +2,7 @@
 
 use crate::bench::hand::Hand;
 use crate::bench::own_time::{resident_kib, step_back};
+use crate::bench::raw::Limit;
 use crate::scrape::MetricsPage;
 use crate::world::{Bus, Node, SOON, World, until};
 use devstack::ProcessSpec;
@@ -90,6 +91,31 @@ impl Scene {
         tokio::time::sleep(REST).await;
         let kib_before = resident_kib(follow.process.pid().unwrap());
         Scene { world, hand, lead, follow, page, files, followers, kib_before }
+    }
+
+    /// What the machine allows before there are followers: as many tasks, each with a connection of its
+    /// own, that are woken by an event and write an order's bytes, with no copier code. For each of so
+    /// many events the nanoseconds from its publication to the instruction before each write.
+    pub(super) async fn floor(&self, events: usize) -> Vec<Vec<u64>> {
+        let followers = self.followers as usize;
+        let limit = Limit::start(&self.world.bus.url(0), false, followers).await;
+        step_back(&limit.sink);
+        limit.write(true).await;
+        let mut all = Vec::new();
+        for _ in 0..events {
+            tokio::time::sleep(ROWS_REST).await;
+            limit.take().await;
+            limit.publish(1).await;
+            let mut samples = Vec::with_capacity(followers);
+            until("every task of the floor", PATIENCE, async || {
+                tokio::time::sleep(LOOK).await;
+                samples.extend(limit.take().await);
+                (samples.len() >= followers).then_some(())
+            })
+            .await;
+            all.push(samples);
+        }
+        all
     }
 
     async fn declare(&self, first: u64, count: u64) {
