@@ -479,6 +479,88 @@ pub async fn waiting_accounts(
     Ok(rows.iter().map(waiting).collect())
 }
 
+/// An enabled account that nobody owns, and that is not left alone for its early ends.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+pub struct Unowned {
+    /// Its name.
+    pub account: String,
+    /// Since when, where that is known.
+    pub since: Option<String>,
+    /// Nodes that are there and serve its platform.
+    pub nodes: i64,
+    /// Accounts that those of them take that take any.
+    pub places: i64,
+    /// How many of these places are taken.
+    pub taken: i64,
+    /// How many of them are free.
+    pub free: i64,
+    /// All of it in words.
+    pub why: String,
+}
+
+impl Unowned {
+    fn why(platform: &str, nodes: i64, places: i64, taken: i64, free: i64) -> String {
+        match (nodes, places, free) {
+            (0, ..) => format!("no node is there for platform {platform}"),
+            (_, 0, _) => format!(
+                "no node takes accounts: {nodes} of {nodes} let go of theirs or claim none now"
+            ),
+            (.., 0) => format!("no node has room: {taken} of {places} places taken"),
+            (.., 1) => "not taken over yet: 1 place is free".to_owned(),
+            (..) => format!("not taken over yet: {free} places are free"),
+        }
+    }
+}
+
+/// At most so many enabled accounts of nodes without an owner under a lease that lasts, by number; those
+/// of [`waiting_accounts`] are not among them.
+///
+/// What a node has is counted in the accounts, which are newer than its own word.
+pub async fn unowned_accounts(
+    db: &mut PgConnection,
+    lease: Duration,
+    limit: i64,
+) -> Result<Vec<Unowned>, DirectoryError> {
+    let rows = sqlx::query(
+        "with alive as (select n.platforms, n.capacity, (select count(*) from trading_accounts o \
+             where o.platform = any (n.platforms) and o.node_id = n.node_id) as owned \
+           from lease_nodes n where n.alive_until > clock_timestamp()), \
+         unowned as materialized (select a.id, a.name, a.platform, nullif(case when a.node_id is null then a.free_since \
+             else a.lease_until end, '-infinity') as since \
+           from trading_accounts a where a.enabled and a.platform <> 'external' \
+             and (a.node_id is null or a.lease_until <= clock_timestamp() and (a.starts < 2 \
+               or a.lease_until + lockstep_claim_wait(a.starts, a.id, $1) <= clock_timestamp())) \
+           order by a.id limit $2), \
+         rooms as (select p.platform, count(*) as nodes, \
+             coalesce(sum(n.capacity), 0)::bigint as places, \
+             coalesce(sum(n.owned) filter (where n.capacity > 0), 0)::bigint as taken, \
+             coalesce(sum(greatest(n.capacity - n.owned, 0)), 0)::bigint as free \
+           from (select distinct platform from unowned) p join alive n on p.platform = any (n.platforms) \
+           group by p.platform) \
+         select u.name, u.platform, u.since, coalesce(r.nodes, 0) as nodes, coalesce(r.places, 0) as places, \
+           coalesce(r.taken, 0) as taken, coalesce(r.free, 0) as free \
+         from unowned u left join rooms r using (platform) order by u.id",
+    )
+    .bind(lease)
+    .bind(limit)
+    .fetch_all(db)
+    .await?;
+    let unowned = |row: &PgRow| {
+        let (nodes, places) = (row.get("nodes"), row.get("places"));
+        let (taken, free) = (row.get("taken"), row.get("free"));
+        Unowned {
+            account: row.get("name"),
+            since: row.get::<Option<_>, _>("since").map(rfc3339),
+            nodes,
+            places,
+            taken,
+            free,
+            why: Unowned::why(row.get("platform"), nodes, places, taken, free),
+        }
+    };
+    Ok(rows.iter().map(unowned).collect())
+}
+
 /// Adds a link. Trades count from now on, unless `sync_existing` says otherwise.
 pub async fn add_link(db: &mut PgConnection, new: &NewLink) -> Result<LinkId, DirectoryError> {
     let (sizing, value) = sizing_columns(&new.sizing);

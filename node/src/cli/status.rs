@@ -4,7 +4,7 @@ use super::lease;
 use super::table::{or_dash, render};
 use super::watch::watch;
 use super::{CliError, DatabaseArg, block_on, out};
-use crate::directory::{self, DirectoryError, Mode, Waiting};
+use crate::directory::{self, DirectoryError, Mode, Unowned, Waiting};
 use crate::uptime::store::{DegradedTime, NodeUptime, read_last_day};
 use clap::Args;
 use serde::Serialize;
@@ -46,6 +46,8 @@ pub struct Status {
     pub sessions_down: Vec<SessionDown>,
     /// Accounts that ended several owners in a row, and are left alone for a while.
     pub waiting: Vec<Waiting>,
+    /// Other accounts that nobody owns, and why.
+    pub unowned: Vec<Unowned>,
     /// Links whose follower's broker does not keep our tags: nothing is opened late on them.
     pub untaggable: Vec<Untaggable>,
     /// Copies of the last 24 hours.
@@ -251,7 +253,9 @@ pub async fn read(db: &mut PgConnection) -> Result<Status, CliError> {
     let uptime = read_last_day(db).await?;
     let left_open = left_open(db).await?;
     let sessions_down = sessions_down(db).await?;
-    let waiting = directory::waiting_accounts(db, lease::length()?).await?;
+    let length = lease::length()?;
+    let waiting = directory::waiting_accounts(db, length).await?;
+    let unowned = directory::unowned_accounts(db, length, LISTED_MAX).await?;
     let untaggable = untaggable(db).await?;
     let reasons = reasons(db).await?;
     Ok(Status {
@@ -265,6 +269,7 @@ pub async fn read(db: &mut PgConnection) -> Result<Status, CliError> {
         left_open,
         sessions_down,
         waiting,
+        unowned,
         untaggable,
         copies,
         reasons,
@@ -441,6 +446,16 @@ fn details(status: &Status) -> String {
         let rows = listed.map(|waiting| vec![waiting.account.clone(), waiting.to_string()]);
         text += &format!("\n{}\n", render(&["nobody takes it over yet", "why"], rows));
     }
+    if !status.unowned.is_empty() {
+        let rows = status.unowned.iter();
+        let rows = rows.map(|u| vec![u.account.clone(), since(u), u.why.clone()]);
+        text += &format!("\n{}\n", render(&["without an owner", "since (UTC)", "why"], rows));
+        let more =
+            status.accounts.unowned - count(status.waiting.len()) - count(status.unowned.len());
+        if more > 0 {
+            text += &format!("and {more} more\n");
+        }
+    }
     if !status.untaggable.is_empty() {
         let rows = status.untaggable.iter();
         let rows = rows.map(|u| vec![u.link.to_string(), u.follower.clone(), u.since.clone()]);
@@ -453,6 +468,15 @@ fn details(status: &Status) -> String {
         text += &format!("\n{}\n", render(&["times", "action", "outcome", "why"], rows));
     }
     text
+}
+
+fn count(items: usize) -> i64 {
+    i64::try_from(items).unwrap_or(i64::MAX)
+}
+
+/// Since when an account has no owner.
+fn since(unowned: &Unowned) -> String {
+    or_dash(unowned.since.as_deref().map(seconds_of))
 }
 
 /// A node's line; how long its leases still last is said while it can renew them.
@@ -673,7 +697,51 @@ mod tests {
             .unwrap();
         let left = read(&mut db).await.unwrap();
         assert_eq!((left.sessions_down.len(), left.waiting.len()), (0, 1));
+        assert!(left.unowned.is_empty(), "{:?}", left.unowned);
         assert!(details(&left).contains("(its last 9 tenures ended early)"), "{}", details(&left));
+    }
+
+    #[tokio::test]
+    async fn an_account_without_an_owner_is_named_and_why_nobody_takes_it() {
+        let (mut db, _) = linked(&["boss", "one", "two", "three"]).await;
+        let why = async |db: &mut PgConnection, change: &str| {
+            let change = sqlx::AssertSqlSafe(change.to_owned());
+            sqlx::raw_sql(change).execute(&mut *db).await.unwrap();
+            let status = read(db).await.unwrap();
+            for unowned in &status.unowned {
+                assert!(details(&status).contains(&unowned.why), "{}", details(&status));
+            }
+            let unowned = status.unowned.into_iter();
+            unowned.map(|u| format!("{}: {}", u.account, u.why)).collect::<Vec<_>>()
+        };
+        let nobody = "no node is there for platform paper";
+        assert_eq!(
+            why(&mut db, "").await,
+            ["one", "two", "three"].map(|name| format!("{name}: {nobody}"))
+        );
+        let dead_and_other = "insert into lease_nodes (node_id, platforms, capacity, owned, alive_until) values \
+             ('node-a', '{paper}', 9, 0, clock_timestamp() - interval '1 s'), \
+             ('node-b', '{mt5}', 9, 0, clock_timestamp() + interval '60 s')";
+        assert_eq!(why(&mut db, dead_and_other).await.len(), 3);
+        let full = "insert into lease_nodes (node_id, platforms, capacity, owned, alive_until) values \
+             ('node-c', '{paper}', 2, 2, clock_timestamp() + interval '60 s'); \
+             update trading_accounts set node_id = 'node-c', lease_until = clock_timestamp() + interval '60 s' \
+             where name in ('one', 'two')";
+        let expected = ["three: no node has room: 2 of 2 places taken"];
+        assert_eq!(why(&mut db, full).await, expected);
+        let ending = "insert into lease_nodes (node_id, platforms, capacity, owned, alive_until) values \
+             ('node-d', '{paper}', 0, 0, clock_timestamp() + interval '60 s')";
+        assert_eq!(why(&mut db, ending).await, expected);
+        let room = "update lease_nodes set capacity = 3 where node_id = 'node-c'";
+        assert_eq!(why(&mut db, room).await, ["three: not taken over yet: 1 place is free"]);
+        let all_end = "update lease_nodes set capacity = 0 where node_id = 'node-c'";
+        let said = why(&mut db, all_end).await;
+        assert_eq!(
+            said,
+            ["three: no node takes accounts: 2 of 2 let go of theirs or claim none now"]
+        );
+        let off = "update trading_accounts set enabled = false where name = 'three'";
+        assert!(why(&mut db, off).await.is_empty());
     }
 
     #[tokio::test]
