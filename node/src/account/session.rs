@@ -1166,7 +1166,7 @@ impl AccountSession {
             None => "leading",
         };
         let reconciling = self.follower.as_ref().filter(|_| word == "reconciling");
-        let detail = reconciling.and_then(|f| not_heard(&f.doubtful_masters(), &self.master_names));
+        let detail = reconciling.and_then(|f| not_heard(&f.silent_masters(), &self.master_names));
         self.status(word, detail, false);
     }
 
