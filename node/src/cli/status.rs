@@ -5,7 +5,7 @@ use super::table::{or_dash, render};
 use super::watch::watch;
 use super::{CliError, DatabaseArg, block_on, out};
 use crate::directory::{self, DirectoryError, Mode, Unowned, Waiting};
-use crate::uptime::store::{DegradedTime, NodeUptime, read_last_day};
+use crate::uptime::store::{self, DegradedTime, NodeUptime, read_last_day};
 use clap::Args;
 use serde::Serialize;
 use sqlx::{PgConnection, Row};
@@ -159,6 +159,11 @@ const LATEST_MAX: usize = 2;
 /// Most accounts and reasons that are listed.
 const LISTED_MAX: i64 = 20;
 
+/// The state of a node that is there and takes no account.
+const LETS_GO: &str = "lets_go";
+/// The state of one that is not there.
+const GONE: &str = "gone";
+
 /// One node, seen from the database.
 #[derive(Debug, Serialize)]
 pub struct NodeStatus {
@@ -166,6 +171,8 @@ pub struct NodeStatus {
     pub node: String,
     /// It says that it is there.
     pub alive: bool,
+    /// `alive`; `lets_go` while it takes nothing and gives its accounts back, `gone` without a sign of it.
+    pub state: &'static str,
     /// Since when it does not, where it is known.
     pub gone_since: Option<String>,
     /// Accounts it owns, or that nobody has taken over yet.
@@ -295,6 +302,11 @@ async fn nodes(db: &mut PgConnection) -> Result<Vec<NodeStatus>, sqlx::Error> {
     let node = |row: &sqlx::postgres::PgRow| NodeStatus {
         node: row.get("node_id"),
         alive: row.get("alive"),
+        state: match (row.get("alive"), row.get("capacity")) {
+            (true, Some(0_i32)) => LETS_GO,
+            (true, _) => store::ALIVE,
+            (false, _) => GONE,
+        },
         gone_since: row.get::<Option<_>, _>("gone_since").map(directory::rfc3339),
         accounts: row.get("accounts"),
         capacity: row.get("capacity"),
@@ -481,11 +493,9 @@ fn since(unowned: &Unowned) -> String {
 
 /// A node's line; how long its leases still last is said while it can renew them.
 fn node_row(node: &NodeStatus) -> Vec<String> {
-    let state = match (node.alive, node.capacity, &node.gone_since) {
-        (true, Some(0), _) => "lets go".to_owned(),
-        (true, ..) => "alive".to_owned(),
-        (false, _, Some(since)) => format!("gone since {} UTC", seconds_of(since)),
-        (false, _, None) => "gone".to_owned(),
+    let state = match &node.gone_since {
+        Some(since) => format!("{} since {} UTC", node.state, seconds_of(since)),
+        None => node.state.replace('_', " "),
     };
     vec![
         node.node.clone(),
@@ -505,8 +515,9 @@ fn seconds_of(time: &str) -> String {
 /// A node's minutes: share that was ok, numbers of the others, and when it was last degraded.
 fn uptime_row(node: &NodeUptime) -> Vec<String> {
     let latest: Vec<String> = node.degraded.iter().take(LATEST_MAX).map(degraded_text).collect();
+    let ended = || format!("{} (ended, last seen {})", node.node, minute_of(&node.last_minute));
     vec![
-        node.node.clone(),
+        if node.state == store::ENDED { ended() } else { node.node.clone() },
         // Rounded down: what was not always ok is not 100 %.
         format!("{:.1} %", (node.ok_percent * 10.0).floor() / 10.0),
         format!("{} min", node.degraded_minutes),
@@ -517,8 +528,12 @@ fn uptime_row(node: &NodeUptime) -> Vec<String> {
 
 /// `2026-11-30 09:12, 3 min: database, broker`
 fn degraded_text(time: &DegradedTime) -> String {
-    let began = time.began.get(..16).unwrap_or(&time.began).replace('T', " ");
-    format!("{began}, {} min: {}", time.minutes, time.reasons.join(", "))
+    format!("{}, {} min: {}", minute_of(&time.began), time.minutes, time.reasons.join(", "))
+}
+
+/// `2026-11-30 09:12` of a time in words for programs.
+fn minute_of(time: &str) -> String {
+    time.get(..16).unwrap_or(time).replace('T', " ")
 }
 
 /// What the kill switch does, with a line's end; nothing while it does nothing.
@@ -666,6 +681,8 @@ mod tests {
                 ["node-c", "gone", "1", "-", "-", "0"],
             ]
         );
+        let states: Vec<_> = status.nodes.iter().map(|node| node.state).collect();
+        assert_eq!(states, ["alive", "gone", "gone"]);
     }
 
     #[tokio::test]
@@ -787,6 +804,8 @@ mod tests {
         };
         let node = NodeUptime {
             node: "node-1".into(),
+            state: store::ALIVE,
+            last_minute: "2026-11-30T10:00:00Z".into(),
             ok_percent: 99.96,
             ok_minutes: 1439,
             degraded_minutes: 3,
@@ -807,6 +826,8 @@ mod tests {
                 "2026-11-30 09:12, 2 min: no account lease, database; 2026-11-30 08:00, 1 min: bus"
             ]
         );
+        let ended = NodeUptime { state: store::ENDED, ..node.clone() };
+        assert_eq!(uptime_row(&ended)[0], "node-1 (ended, last seen 2026-11-30 10:00)");
         let fine = NodeUptime { degraded: vec![], ok_percent: 100.0, ..node };
         assert_eq!(
             (&uptime_row(&fine)[1], &uptime_row(&fine)[4]),
