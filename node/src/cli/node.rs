@@ -33,7 +33,7 @@ use crate::uptime::store::MinuteStore;
 use crate::uptime::task::Sights;
 use crate::writer::store::PgRows;
 use crate::writer::{Writer, WriterConfig};
-use bus::{ClientSettings, FeedSettings, Feeds};
+use bus::{ClientSettings, ConnectionWatch, FeedSettings, Feeds};
 use clap::Args;
 use schemas::NodeId;
 use std::net::SocketAddr;
@@ -356,8 +356,16 @@ fn run_on(
 
 /// The bus, there or not; what keeps it away is logged.
 async fn connect_to_bus(settings: ClientSettings) -> Result<async_nats::Client, CliError> {
+    let (changes, heard) = bus::connection_changes();
+    let settings = ClientSettings { changes: Some(changes), ..settings };
     let client = bus::connect(&settings).await.map_err(|error| CliError::missing("bus", error))?;
     let looked_at = client.clone();
+    let mut watch = ConnectionWatch::new(client.clone(), &settings, heard);
+    tokio::spawn(async move {
+        while let Some(news) = watch.next().await {
+            news.log();
+        }
+    });
     // The client tries on by itself, and says why it fails nowhere.
     tokio::spawn(async move {
         if let Err(refused) = bus::connected(&looked_at, &settings).await {
