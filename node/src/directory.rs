@@ -55,10 +55,13 @@ pub enum DirectoryError {
 }
 
 /// What a person allows; in the order of strictness.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize, ToSchema)]
+#[derive(
+    Debug, Clone, Copy, Default, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize, ToSchema,
+)]
 #[serde(rename_all = "snake_case")]
 pub enum Mode {
     /// Opens, changes and closes.
+    #[default]
     Copy,
     /// Opens nothing; what is open is followed and closed. As a link that is switched off.
     CloseOnly,
@@ -257,6 +260,25 @@ pub struct HeldLinks {
     pub close_only: u32,
 }
 
+/// What a person said of an account itself and of each link that it follows by, without what comes of it
+/// with everything else.
+#[derive(Debug, Default, Clone, PartialEq, Eq)]
+pub struct OwnModes {
+    /// Of the account.
+    pub account: Mode,
+    /// Of its links; one that is switched off or deleted is `close_only` at least.
+    pub links: BTreeMap<LinkId, Mode>,
+}
+
+/// What is allowed on every link there is, and since when.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct FleetMode {
+    /// It.
+    pub mode: Mode,
+    /// Since when, by the database's clock.
+    pub changed_at: OffsetDateTime,
+}
+
 /// What a session needs to know of its account.
 #[derive(Debug, Clone)]
 pub struct SessionAccount {
@@ -280,6 +302,10 @@ pub struct SessionAccount {
     pub master_names: BTreeMap<AccountId, String>,
     /// How many of these links are held.
     pub held: HeldLinks,
+    /// What was said of it and of these links.
+    pub modes: OwnModes,
+    /// What was said of all; nothing where the row is gone that says it.
+    pub fleet: Option<FleetMode>,
 }
 
 /// Adds an account.
@@ -745,9 +771,10 @@ pub async fn load_session_account(
     id: AccountId,
 ) -> Result<SessionAccount, DirectoryError> {
     let row = sqlx::query(
-        "select name, platform, connection, epoch_max, exists (select 1 from copy_links l \
+        "select name, platform, connection, epoch_max, a.mode, f.mode as fleet_mode, f.changed_at as fleet_changed_at, \
+         exists (select 1 from copy_links l \
          where l.master_id = a.id and l.deleted_at is null) as is_master \
-         from trading_accounts a where id = $1",
+         from trading_accounts a left join fleet_mode f on true where id = $1",
     )
     .bind(id.as_i64())
     .fetch_optional(&mut *db)
@@ -767,8 +794,25 @@ pub async fn load_session_account(
         is_master: row.get("is_master"),
         held: held_links(&link_rows)?,
         master_names: link_rows.iter().map(named).collect::<Result<_, DirectoryError>>()?,
+        modes: OwnModes {
+            account: mode(&row, "trading_accounts", id.as_i64(), "mode")?,
+            links: link_rows.iter().map(own_mode).collect::<Result<_, _>>()?,
+        },
+        fleet: match row.get("fleet_changed_at") {
+            Some(changed_at) => {
+                Some(FleetMode { mode: mode(&row, "fleet_mode", 0, "fleet_mode")?, changed_at })
+            }
+            None => None,
+        },
         links: link_rows.iter().map(link_rules).collect::<Result<_, _>>()?,
     })
+}
+
+/// What was said of a link itself.
+fn own_mode(row: &PgRow) -> Result<(LinkId, Mode), DirectoryError> {
+    let id: i64 = row.get("id");
+    let [is_on, own, ..] = modes_of(row, id)?;
+    Ok((checked("copy_links", id, "id", LinkId::from_i64(id))?, is_on.max(own)))
 }
 
 /// The sealed password of an account, if it has one.

@@ -8,6 +8,7 @@
 use super::{CliError, block_on, out};
 use crate::account::asking::OpenSessions;
 use crate::account::manager::Manager;
+use crate::account::modes::FleetWatch;
 use crate::account::session::NodeContext;
 use crate::account::{control, link_changes};
 use crate::api;
@@ -312,6 +313,7 @@ fn run_on(
         directory: Directory::new(pool),
         executor,
         open_sessions,
+        fleet_mode: FleetWatch::default(),
         tape: if api_listen.is_some() { Tape::on() } else { Tape::default() },
         slow: slow.handle().clone(),
         hot: hot.handle().clone(),
