@@ -21,7 +21,7 @@ use crate::database::{self, StartWait};
 use crate::directory::{self, Directory};
 use crate::exporter;
 use crate::gate::Gate;
-use crate::lease::predecessor::{self, Boot};
+use crate::lease::predecessor::{self, Boot, Finding};
 use crate::lease::{self, LeaseSettings, PermitWatch, PostgresOwnership};
 use crate::notes::Notes;
 use crate::open_files;
@@ -202,7 +202,19 @@ fn take_state_lock(config: &NodeConfig, node: &NodeId) -> Result<Vec<NodeId>, Cl
     })?
     .map_err(missing)?;
     let proven_dead = lock.proven_dead().to_vec();
-    tracing::info!(finding = lock.finding().as_str(), proven = proven_dead.len(), "state lock");
+    let finding = lock.finding();
+    let (word, proven) = (finding.as_str(), proven_dead.len());
+    if finding == Finding::LockHeld {
+        tracing::warn!(
+            finding = word,
+            name = config.node_name,
+            folder = %folder.display(),
+            "another process of this LOCKSTEP_NODE_NAME runs with this state folder: both work, as two \
+             owners, and their minutes count as one node's; give each a name of its own"
+        );
+    } else {
+        tracing::info!(finding = word, proven, "state lock");
+    }
     // Nothing but the end of the process may give it up.
     std::mem::forget(lock);
     Ok(proven_dead)
