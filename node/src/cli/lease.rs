@@ -290,4 +290,30 @@ mod tests {
         assert_eq!((one.unowned.as_deref(), two.unowned.as_deref()), (None, Some(nobody)));
         assert_eq!(boss.cells().last().unwrap(), "-");
     }
+
+    #[tokio::test]
+    async fn a_release_of_an_external_account_says_that_no_node_ever_owns_it() {
+        #[derive(clap::Parser)]
+        struct Words {
+            #[command(flatten)]
+            release: ReleaseArgs,
+        }
+        let server = devstack::shared_postgres().await.unwrap();
+        let url = server.create_database("lease_release").await.unwrap();
+        let mut db = crate::database::connect_migrated(&url, "test").await.unwrap();
+        for (name, platform) in [("boss", "external"), ("one", "paper")] {
+            let (name, platform) = (name.to_owned(), platform.to_owned());
+            let connection = serde_json::json!({});
+            let new = NewAccount { name, platform, connection, enabled: true };
+            add_account(&mut db, &new).await.unwrap();
+        }
+        let mut refusal = async |account: &str| {
+            let words = <Words as clap::Parser>::parse_from(["release", account]);
+            let released = release(&mut db, &words.release).await;
+            crate::causes::with_causes(&released.unwrap_err())
+        };
+        let external = refusal("boss").await;
+        assert!(external.contains("account boss is external: its own publisher"), "{external}");
+        assert_eq!(refusal("one").await, "account one: no node owns it right now");
+    }
 }
