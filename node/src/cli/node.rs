@@ -5,6 +5,7 @@
 //! has its own thread and runtime as well.
 //! The end is the other way round: sessions drain, rows are written, leases are given back.
 
+use super::on_bus::shown_urls;
 use super::{CliError, block_on, out};
 use crate::account::asking::OpenSessions;
 use crate::account::manager::Manager;
@@ -85,6 +86,7 @@ pub fn run(args: NodeArgs) -> Result<(), CliError> {
     for (name, value) in config.effective() {
         tracing::info!(setting = name, value);
     }
+    super::remember_database(config.database_url.expose());
     // Several nodes of one fleet may start at once; the migrator takes a lock.
     let wait = StartWait::USUAL;
     block_on(database::migrate_when_there(config.database_url.expose(), wait))?
@@ -372,7 +374,9 @@ fn run_on(
 async fn connect_to_bus(settings: ClientSettings) -> Result<async_nats::Client, CliError> {
     let (changes, heard) = bus::connection_changes();
     let settings = ClientSettings { changes: Some(changes), ..settings };
-    let client = bus::connect(&settings).await.map_err(|error| CliError::missing("bus", error))?;
+    let shown = shown_urls(&settings.urls);
+    let missing = |error| CliError::missing(format!("bus at {shown}"), error);
+    let client = bus::connect(&settings).await.map_err(missing)?;
     let looked_at = client.clone();
     let mut watch = ConnectionWatch::new(client.clone(), &settings, heard);
     tokio::spawn(async move {
