@@ -11,6 +11,7 @@
 //! A server in lame-duck mode closes its clients one by one over its own grace time. We count it
 //! and let the server choose the moment: leaving at once would bring every node back together.
 
+use crate::connection::ConnectionChanges;
 use crate::error::BusError;
 use crate::metrics::{CONNECTION_EVENTS, count};
 use crate::roles::{inbox_prefix, is_user_name};
@@ -92,6 +93,8 @@ pub struct ClientSettings {
     pub ping_interval: Duration,
     /// Gets the last thing that a server refused, in its words. Default: nobody; it is logged anyway.
     pub refusals: Option<watch::Sender<Option<String>>>,
+    /// Hears when the connection is lost and back, see [`crate::ConnectionWatch`]. Default: nobody.
+    pub changes: Option<ConnectionChanges>,
 }
 
 impl fmt::Debug for ClientSettings {
@@ -116,6 +119,7 @@ impl ClientSettings {
             require_tls: false,
             ping_interval: PING_INTERVAL,
             refusals: None,
+            changes: None,
         }
     }
 
@@ -161,9 +165,12 @@ impl ClientSettings {
     }
 
     fn options(&self, addresses: &[ServerAddr]) -> ConnectOptions {
-        let refusals = self.refusals.clone();
+        let (refusals, changes) = (self.refusals.clone(), self.changes.clone());
         self.quiet_options(addresses).retry_on_initial_connect().event_callback(move |event| {
             count(CONNECTION_EVENTS, "event", event_word(&event));
+            if let Some(changes) = &changes {
+                changes.tell(&event);
+            }
             // A subject that is denied is only said here; the call that used it went well.
             if let Event::ServerError(error) = event {
                 tracing::error!(%error, "the bus refused something");

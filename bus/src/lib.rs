@@ -21,6 +21,7 @@ mod offset;
 
 pub mod client;
 pub mod connected;
+pub mod connection;
 pub mod error;
 pub mod feed;
 pub mod gap;
@@ -34,6 +35,7 @@ mod testing;
 
 pub use client::{BusAuth, ClientSettings, connect};
 pub use connected::{NotConnected, Refusal, connected};
+pub use connection::{ConnectionChanges, ConnectionNews, ConnectionWatch, connection_changes};
 pub use error::BusError;
 pub use feed::{
     DoubtReason, Feed, FeedHandle, FeedMessage, FeedSettings, FeedState, FeedStatus, Feeds,

@@ -57,7 +57,8 @@ const DATABASE_URL: &str = "LOCKSTEP_DATABASE_URL";
 const NATS_URLS: &str = "LOCKSTEP_NATS_URLS";
 const NATS_ROOT_CERTIFICATES: &str = "LOCKSTEP_NATS_ROOT_CERTIFICATES";
 const MASTER_KEY_FILE: &str = "LOCKSTEP_MASTER_KEY_FILE";
-const MASTER_KEY: &str = "LOCKSTEP_MASTER_KEY";
+/// The setting whose value may come from elsewhere, see [`master_key_source`].
+pub(crate) const MASTER_KEY: &str = "LOCKSTEP_MASTER_KEY";
 const NODE_NAME: &str = "LOCKSTEP_NODE_NAME";
 const STATE_FOLDER: &str = "LOCKSTEP_STATE_FOLDER";
 const PLATFORMS: &str = "LOCKSTEP_PLATFORMS";
@@ -642,6 +643,22 @@ pub fn master_keys(vars: &dyn Vars) -> Result<Option<MasterKeys>, Vec<String>> {
     if reader.faults.is_empty() { Ok(keys) } else { Err(reader.faults) }
 }
 
+/// Where master keys come from.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum MasterKeySource {
+    /// The file that `LOCKSTEP_MASTER_KEY_FILE` names.
+    File(PathBuf),
+    /// The text of `LOCKSTEP_MASTER_KEY`.
+    Variable,
+    /// A credential of a systemd unit.
+    Credential(PathBuf),
+}
+
+/// Where master keys would be read from; nothing where there are none.
+pub fn master_key_source(vars: &dyn Vars) -> Option<MasterKeySource> {
+    Reader { vars, faults: Vec::new() }.master_key_source()
+}
+
 /// The name a node has if nobody gives it one.
 pub fn default_node_name(platform: &str) -> String {
     let uname = rustix::system::uname();
@@ -853,24 +870,35 @@ impl Reader<'_> {
     }
 
     fn master_keys(&mut self) -> Option<MasterKeys> {
-        let file = self.file(MASTER_KEY_FILE);
         let text = Zeroizing::new(self.text(MASTER_KEY));
-        if let Some(file) = file {
-            if !text.is_empty() {
-                self.faults.push(format!(
-                    "{MASTER_KEY} and {MASTER_KEY_FILE} are both set; one is enough"
-                ));
+        match self.master_key_source()? {
+            MasterKeySource::File(file) => {
+                if !text.is_empty() {
+                    self.faults.push(format!(
+                        "{MASTER_KEY} and {MASTER_KEY_FILE} are both set; one is enough"
+                    ));
+                }
+                self.keys_of(&file)
             }
-            return self.keys_of(&file);
+            MasterKeySource::Variable => {
+                let keys = MasterKeys::parse(&text);
+                keys.map_err(|error| self.faults.push(format!("{MASTER_KEY}: {error}"))).ok()
+            }
+            MasterKeySource::Credential(file) => self.keys_of(&file),
         }
-        if !text.is_empty() {
-            let keys = MasterKeys::parse(&text);
-            return keys.map_err(|error| self.faults.push(format!("{MASTER_KEY}: {error}"))).ok();
+    }
+
+    fn master_key_source(&mut self) -> Option<MasterKeySource> {
+        if let Some(file) = self.file(MASTER_KEY_FILE) {
+            return Some(MasterKeySource::File(file));
+        }
+        if !self.text(MASTER_KEY).is_empty() {
+            return Some(MasterKeySource::Variable);
         }
         let credentials = self.vars.get(CREDENTIALS_DIRECTORY).map(PathBuf::from)?;
         let credential = credentials.join(MASTER_KEY_CREDENTIAL);
         // A unit may have credentials for something else.
-        if credential.exists() { self.keys_of(&credential) } else { None }
+        credential.exists().then_some(MasterKeySource::Credential(credential))
     }
 
     /// The master keys of a file. What it holds is in no fault.

@@ -217,6 +217,19 @@ pub fn options(url: &str, role: &str) -> Result<PgConnectOptions, DatabaseError>
     Ok(options.application_name(&format!("lockstep-{role}")).disable_statement_logging())
 }
 
+/// Which database a URL leads to, and as whom, for people; no password is in it.
+pub fn shown(url: &str) -> Option<String> {
+    let options = options(url, "shown").ok()?;
+    let place = match options.get_socket() {
+        Some(socket) => format!("{}:{}", socket.display(), options.get_port()),
+        None => format!("{}:{}", options.get_host(), options.get_port()),
+    };
+    let role = options.get_username();
+    // Without a name the server takes that of the role.
+    let name = options.get_database().unwrap_or(role);
+    Some(format!("{name} at {place}, role {role}"))
+}
+
 /// One connection that belongs to nobody else.
 pub async fn connect(url: &str, role: &str) -> Result<PgConnection, DatabaseError> {
     open(options(url, role)?).await

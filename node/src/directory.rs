@@ -55,10 +55,13 @@ pub enum DirectoryError {
 }
 
 /// What a person allows; in the order of strictness.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize, ToSchema)]
+#[derive(
+    Debug, Clone, Copy, Default, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize, ToSchema,
+)]
 #[serde(rename_all = "snake_case")]
 pub enum Mode {
     /// Opens, changes and closes.
+    #[default]
     Copy,
     /// Opens nothing; what is open is followed and closed. As a link that is switched off.
     CloseOnly,
@@ -257,6 +260,25 @@ pub struct HeldLinks {
     pub close_only: u32,
 }
 
+/// What a person said of an account itself and of each link that it follows by, without what comes of it
+/// with everything else.
+#[derive(Debug, Default, Clone, PartialEq, Eq)]
+pub struct OwnModes {
+    /// Of the account.
+    pub account: Mode,
+    /// Of its links; one that is switched off or deleted is `close_only` at least.
+    pub links: BTreeMap<LinkId, Mode>,
+}
+
+/// What is allowed on every link there is, and since when.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct FleetMode {
+    /// It.
+    pub mode: Mode,
+    /// Since when, by the database's clock.
+    pub changed_at: OffsetDateTime,
+}
+
 /// What a session needs to know of its account.
 #[derive(Debug, Clone)]
 pub struct SessionAccount {
@@ -280,6 +302,10 @@ pub struct SessionAccount {
     pub master_names: BTreeMap<AccountId, String>,
     /// How many of these links are held.
     pub held: HeldLinks,
+    /// What was said of it and of these links.
+    pub modes: OwnModes,
+    /// What was said of all; nothing where the row is gone that says it.
+    pub fleet: Option<FleetMode>,
 }
 
 /// Adds an account.
@@ -479,6 +505,88 @@ pub async fn waiting_accounts(
     Ok(rows.iter().map(waiting).collect())
 }
 
+/// An enabled account that nobody owns, and that is not left alone for its early ends.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+pub struct Unowned {
+    /// Its name.
+    pub account: String,
+    /// Since when, where that is known.
+    pub since: Option<String>,
+    /// Nodes that are there and serve its platform.
+    pub nodes: i64,
+    /// Accounts that those of them take that take any.
+    pub places: i64,
+    /// How many of these places are taken.
+    pub taken: i64,
+    /// How many of them are free.
+    pub free: i64,
+    /// All of it in words.
+    pub why: String,
+}
+
+impl Unowned {
+    fn why(platform: &str, nodes: i64, places: i64, taken: i64, free: i64) -> String {
+        match (nodes, places, free) {
+            (0, ..) => format!("no node is there for platform {platform}"),
+            (_, 0, _) => format!(
+                "no node takes accounts: {nodes} of {nodes} let go of theirs or claim none now"
+            ),
+            (.., 0) => format!("no node has room: {taken} of {places} places taken"),
+            (.., 1) => "not taken over yet: 1 place is free".to_owned(),
+            (..) => format!("not taken over yet: {free} places are free"),
+        }
+    }
+}
+
+/// At most so many enabled accounts of nodes without an owner under a lease that lasts, by number; those
+/// of [`waiting_accounts`] are not among them.
+///
+/// What a node has is counted in the accounts, which are newer than its own word.
+pub async fn unowned_accounts(
+    db: &mut PgConnection,
+    lease: Duration,
+    limit: i64,
+) -> Result<Vec<Unowned>, DirectoryError> {
+    let rows = sqlx::query(
+        "with alive as (select n.platforms, n.capacity, (select count(*) from trading_accounts o \
+             where o.platform = any (n.platforms) and o.node_id = n.node_id) as owned \
+           from lease_nodes n where n.alive_until > clock_timestamp()), \
+         unowned as materialized (select a.id, a.name, a.platform, nullif(case when a.node_id is null then a.free_since \
+             else a.lease_until end, '-infinity') as since \
+           from trading_accounts a where a.enabled and a.platform <> 'external' \
+             and (a.node_id is null or a.lease_until <= clock_timestamp() and (a.starts < 2 \
+               or a.lease_until + lockstep_claim_wait(a.starts, a.id, $1) <= clock_timestamp())) \
+           order by a.id limit $2), \
+         rooms as (select p.platform, count(*) as nodes, \
+             coalesce(sum(n.capacity), 0)::bigint as places, \
+             coalesce(sum(n.owned) filter (where n.capacity > 0), 0)::bigint as taken, \
+             coalesce(sum(greatest(n.capacity - n.owned, 0)), 0)::bigint as free \
+           from (select distinct platform from unowned) p join alive n on p.platform = any (n.platforms) \
+           group by p.platform) \
+         select u.name, u.platform, u.since, coalesce(r.nodes, 0) as nodes, coalesce(r.places, 0) as places, \
+           coalesce(r.taken, 0) as taken, coalesce(r.free, 0) as free \
+         from unowned u left join rooms r using (platform) order by u.id",
+    )
+    .bind(lease)
+    .bind(limit)
+    .fetch_all(db)
+    .await?;
+    let unowned = |row: &PgRow| {
+        let (nodes, places) = (row.get("nodes"), row.get("places"));
+        let (taken, free) = (row.get("taken"), row.get("free"));
+        Unowned {
+            account: row.get("name"),
+            since: row.get::<Option<_>, _>("since").map(rfc3339),
+            nodes,
+            places,
+            taken,
+            free,
+            why: Unowned::why(row.get("platform"), nodes, places, taken, free),
+        }
+    };
+    Ok(rows.iter().map(unowned).collect())
+}
+
 /// Adds a link. Trades count from now on, unless `sync_existing` says otherwise.
 pub async fn add_link(db: &mut PgConnection, new: &NewLink) -> Result<LinkId, DirectoryError> {
     let (sizing, value) = sizing_columns(&new.sizing);
@@ -663,9 +771,10 @@ pub async fn load_session_account(
     id: AccountId,
 ) -> Result<SessionAccount, DirectoryError> {
     let row = sqlx::query(
-        "select name, platform, connection, epoch_max, exists (select 1 from copy_links l \
+        "select name, platform, connection, epoch_max, a.mode, f.mode as fleet_mode, f.changed_at as fleet_changed_at, \
+         exists (select 1 from copy_links l \
          where l.master_id = a.id and l.deleted_at is null) as is_master \
-         from trading_accounts a where id = $1",
+         from trading_accounts a left join fleet_mode f on true where id = $1",
     )
     .bind(id.as_i64())
     .fetch_optional(&mut *db)
@@ -685,8 +794,25 @@ pub async fn load_session_account(
         is_master: row.get("is_master"),
         held: held_links(&link_rows)?,
         master_names: link_rows.iter().map(named).collect::<Result<_, DirectoryError>>()?,
+        modes: OwnModes {
+            account: mode(&row, "trading_accounts", id.as_i64(), "mode")?,
+            links: link_rows.iter().map(own_mode).collect::<Result<_, _>>()?,
+        },
+        fleet: match row.get("fleet_changed_at") {
+            Some(changed_at) => {
+                Some(FleetMode { mode: mode(&row, "fleet_mode", 0, "fleet_mode")?, changed_at })
+            }
+            None => None,
+        },
         links: link_rows.iter().map(link_rules).collect::<Result<_, _>>()?,
     })
+}
+
+/// What was said of a link itself.
+fn own_mode(row: &PgRow) -> Result<(LinkId, Mode), DirectoryError> {
+    let id: i64 = row.get("id");
+    let [is_on, own, ..] = modes_of(row, id)?;
+    Ok((checked("copy_links", id, "id", LinkId::from_i64(id))?, is_on.max(own)))
 }
 
 /// The sealed password of an account, if it has one.

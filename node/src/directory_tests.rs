@@ -220,3 +220,29 @@ async fn a_session_is_told_how_many_links_are_held_and_its_masters_names() {
     enable_link(&mut w.db, w.link, false).await.unwrap();
     assert_eq!(held(&mut w).await, (0, 0));
 }
+
+#[tokio::test]
+async fn a_session_is_told_what_was_said_of_its_account_its_links_and_the_fleet() {
+    let mut w = linked().await;
+    async fn said(w: &mut Linked) -> (Mode, Vec<Mode>, FleetMode) {
+        let account = load_session_account(&mut w.db, w.follower).await.unwrap();
+        let links = account.modes.links.values().copied().collect();
+        (account.modes.account, links, account.fleet.unwrap())
+    }
+    let (account, links, fleet) = said(&mut w).await;
+    assert_eq!((account, links, fleet.mode), (Mode::Copy, vec![Mode::Copy], Mode::Copy));
+    set_account_mode(&mut w.db, w.follower, Mode::CloseOnly).await.unwrap();
+    set_account_mode(&mut w.db, w.master, Mode::Paused).await.unwrap();
+    set_fleet_mode(&mut w.db, Mode::Paused).await.unwrap();
+    let (account, links, later) = said(&mut w).await;
+    assert_eq!((account, links, later.mode), (Mode::CloseOnly, vec![Mode::Copy], Mode::Paused));
+    assert!(later.changed_at > fleet.changed_at);
+    enable_link(&mut w.db, w.link, false).await.unwrap();
+    assert_eq!(said(&mut w).await.1, [Mode::CloseOnly]);
+    set_link_mode(&mut w.db, w.link, Mode::Paused).await.unwrap();
+    assert_eq!(said(&mut w).await.1, [Mode::Paused]);
+    // A master leads on; it has nothing to copy.
+    sqlx::query("delete from fleet_mode").execute(&mut w.db).await.unwrap();
+    let master = load_session_account(&mut w.db, w.master).await.unwrap();
+    assert_eq!((master.fleet, master.modes.account), (None, Mode::Paused));
+}

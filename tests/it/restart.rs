@@ -123,7 +123,8 @@ async fn second_process_with_one_host_name_waits_like_everybody() {
     world.until_copying().await;
     let (old_name, tokens) = owner_of(&world, &first).await;
     let second = short(&world).start();
-    second.process.wait_for_line("lock_held", SOON).await.unwrap();
+    let told = second.process.wait_for_line("lock_held", SOON).await.unwrap();
+    assert!(told.contains("WARN"), "{told}");
     let mut db = world.database().await;
     until("the second process is known to the database", SOON, async || {
         let sql = "select count(*) from lease_nodes where node_id <> $1 and alive_until > now()";

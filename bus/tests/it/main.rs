@@ -5,6 +5,7 @@
 extern crate lockstep_bus as bus;
 
 mod cluster;
+mod connection;
 mod feed;
 mod harness;
 mod publisher;

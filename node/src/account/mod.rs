@@ -9,6 +9,7 @@ mod leading;
 pub mod link_changes;
 pub mod manager;
 pub mod metrics;
+pub mod modes;
 pub mod owner;
 mod reading;
 pub mod rows;

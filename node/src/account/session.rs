@@ -22,6 +22,7 @@ use super::control::{self, Ask};
 use super::executing::Outbox;
 use super::leading::Leading;
 use super::metrics::{Counters, names};
+use super::modes::{self, FleetWatch};
 use super::reading::{Load, load, read};
 use super::rows::Owner;
 use crate::broker::executor::{self, Executor};
@@ -130,6 +131,8 @@ pub struct NodeContext {
     pub tape: Tape,
     /// Its sessions that are open.
     pub open_sessions: OpenSessions,
+    /// The fleet's mode, as its sessions heard of it.
+    pub fleet_mode: FleetWatch,
     /// Where slow work runs.
     pub slow: Handle,
     /// Where sessions run.
@@ -467,6 +470,7 @@ impl AccountSession {
                 Ok((account, links)) => {
                     self.master_names.clone_from(&account.master_names);
                     self.count_held(account.held);
+                    self.context.fleet_mode.tell(account.fleet);
                     let settings = PaperSettings::from_json(account.id, &account.connection);
                     if settings.is_ok_and(|settings| settings.blocking) {
                         self.orders_wait = executor::WAIT_MAX;
@@ -963,6 +967,9 @@ impl AccountSession {
         };
         let begins = self.follower.is_none() && !links.is_empty();
         let other_master = account.is_master != now.is_master;
+        self.context.fleet_mode.tell(now.fleet);
+        modes::tell(self.owner.account, &modes::changes(&account.modes, &now.modes));
+        account.modes = now.modes;
         account.is_master = now.is_master;
         account.links = now.links;
         self.master_names = now.master_names;
@@ -1166,7 +1173,7 @@ impl AccountSession {
             None => "leading",
         };
         let reconciling = self.follower.as_ref().filter(|_| word == "reconciling");
-        let detail = reconciling.and_then(|f| not_heard(&f.doubtful_masters(), &self.master_names));
+        let detail = reconciling.and_then(|f| not_heard(&f.silent_masters(), &self.master_names));
         self.status(word, detail, false);
     }
 

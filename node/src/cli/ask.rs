@@ -10,6 +10,10 @@ use schemas::AccountId;
 use schemas::control::{ControlReply, ControlRequest};
 use sqlx::Row;
 
+/// What is said of an account that no node can be asked about.
+const EXTERNAL: &str =
+    "is external: its own publisher leads it, and no node ever owns it or can be asked about it";
+
 /// Who owns an account, by the database.
 #[derive(Debug, Clone)]
 pub(super) struct Owned {
@@ -17,6 +21,8 @@ pub(super) struct Owned {
     pub(super) account: AccountId,
     /// Its name.
     pub(super) name: String,
+    /// No node is ever to own it: its publisher is another program.
+    pub(super) is_external: bool,
     /// Its owner; nothing without one, and where its lease has ended.
     pub(super) node: Option<String>,
     /// The token of the tenure.
@@ -27,14 +33,19 @@ pub(super) struct Owned {
 pub(super) async fn owner(db: &mut sqlx::PgConnection, name: &str) -> Result<Owned, CliError> {
     let account = directory::account_id(db, name).await?;
     let row = sqlx::query(
-        "select name, lease_token, case when lease_until > clock_timestamp() then node_id end as node \
+        "select name, platform = 'external' as is_external, lease_token, case when lease_until > clock_timestamp() then node_id end as node \
          from trading_accounts where id = $1",
     )
     .bind(account.as_i64())
     .fetch_one(db)
     .await?;
-    let (name, token) = (row.get("name"), row.get("lease_token"));
-    Ok(Owned { account, name, node: row.get("node"), token })
+    Ok(Owned {
+        account,
+        name: row.get("name"),
+        is_external: row.get("is_external"),
+        node: row.get("node"),
+        token: row.get("lease_token"),
+    })
 }
 
 /// Asks the owner, whom the database names.
@@ -45,7 +56,10 @@ pub(super) async fn ask(
 ) -> Result<ControlReply, CliError> {
     let what = format!("account {}", owned.name);
     let Some(node) = &owned.node else {
-        return Err(CliError::missing(what, "no node owns it right now"));
+        return Err(match owned.is_external {
+            true => CliError::Usage(format!("{what} {EXTERNAL}")),
+            false => CliError::missing(what, "no node owns it right now"),
+        });
     };
     let client = bus.connect("lockstep-ask").await?;
     let there = connected(&client).await;

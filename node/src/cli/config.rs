@@ -6,7 +6,7 @@
 use super::settings::{SettingsArg, Sourced};
 use super::table::{TableRow, render};
 use super::{CliError, node, out};
-use crate::config::{NodeConfig, SETTINGS, Setting, Vars};
+use crate::config::{self, MASTER_KEY, MasterKeySource, NodeConfig, SETTINGS, Setting, Vars};
 use crate::secret::SecretUrl;
 use clap::{Args, Subcommand};
 use serde::Serialize;
@@ -96,10 +96,20 @@ fn shown(vars: &Sourced, config: Option<&NodeConfig>) -> Vec<Shown> {
     let row = |setting: &Setting| Shown {
         setting: setting.name,
         value: value(setting),
-        from: vars.origin(setting.name).to_owned(),
+        from: origin(vars, setting.name),
         meaning: setting.meaning,
     };
     SETTINGS.iter().map(row).collect()
+}
+
+/// Where a value comes from: that of the master keys may be in a file that another setting names.
+fn origin(vars: &Sourced, name: &str) -> String {
+    let source = if name == MASTER_KEY { config::master_key_source(vars) } else { None };
+    match source {
+        Some(MasterKeySource::File(path)) => format!("file {}", path.display()),
+        Some(MasterKeySource::Credential(path)) => format!("credential {}", path.display()),
+        Some(MasterKeySource::Variable) | None => vars.origin(name).to_owned(),
+    }
 }
 
 fn as_written(setting: &Setting, vars: &dyn Vars) -> String {
@@ -124,6 +134,26 @@ const SECRET_WORDS: &[&str] = &["KEY", "SECRET", "TOKEN", "PASSWORD"];
 mod tests {
     use super::*;
     use std::collections::BTreeMap;
+
+    #[test]
+    fn master_keys_out_of_a_file_are_shown_to_come_from_there() {
+        let vars = |text: &str| SettingsArg::of_text("a.env", text).unwrap();
+        let from = |vars: &Sourced| {
+            let row = shown(vars, None).into_iter().find(|row| row.setting == MASTER_KEY);
+            row.unwrap().from
+        };
+        assert_eq!(from(&vars("A=1")), "default");
+        assert_eq!(from(&vars("LOCKSTEP_MASTER_KEY=hunter2")), "a.env");
+        assert_eq!(from(&vars("LOCKSTEP_MASTER_KEY_FILE=/etc/x/key")), "file /etc/x/key");
+        let folder = std::env::temp_dir().join(format!("lockstep-shown-{}", std::process::id()));
+        std::fs::create_dir_all(&folder).unwrap();
+        let unit = vars(&format!("CREDENTIALS_DIRECTORY={}", folder.display()));
+        assert_eq!(from(&unit), "default", "it has no such credential");
+        let credential = folder.join("lockstep-master-key");
+        std::fs::write(&credential, "").unwrap();
+        assert_eq!(from(&unit), format!("credential {}", credential.display()));
+        std::fs::remove_dir_all(&folder).unwrap();
+    }
 
     #[test]
     fn a_setting_that_is_wrong_is_shown_as_written_and_without_its_secret() {

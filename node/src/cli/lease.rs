@@ -79,6 +79,8 @@ struct Lease {
     session: Option<String>,
     /// Until when others leave it alone, because its owners ended early.
     waits_until: Option<String>,
+    /// Why nobody owns it, where that is not because it waits.
+    unowned: Option<String>,
     #[serde(skip)]
     waiting: Option<Waiting>,
 }
@@ -105,8 +107,16 @@ impl TableRow for Lease {
             self.token.to_string(),
             or_dash(self.since_s.map(|s| format!("{s:.0} s"))),
             self.starts.to_string(),
-            or_dash(self.waiting.as_ref().map(Waiting::to_string).or_else(|| self.session.clone())),
+            or_dash(self.session_or_why()),
         ]
+    }
+}
+
+impl Lease {
+    /// What its session does; without an owner, why it has none.
+    fn session_or_why(&self) -> Option<String> {
+        let waiting = self.waiting.as_ref().map(Waiting::to_string);
+        waiting.or_else(|| self.unowned.clone()).or_else(|| self.session.clone())
     }
 }
 
@@ -128,6 +138,8 @@ pub(super) fn length() -> Result<Duration, CliError> {
 async fn list(db: &mut PgConnection, length: Duration) -> Result<Vec<Lease>, DirectoryError> {
     // In the same order as all accounts below.
     let mut waiting = directory::waiting_accounts(db, length).await?.into_iter().peekable();
+    let unowned = directory::unowned_accounts(db, length, i64::MAX).await?;
+    let mut unowned = unowned.into_iter().peekable();
     let rows = sqlx::query(
         "select a.name, a.platform, a.enabled, a.node_id, a.lease_token, a.starts, s.session, \
          extract(epoch from nullif(a.lease_until, '-infinity') - clock_timestamp())::float8 as left_s, \
@@ -143,6 +155,7 @@ async fn list(db: &mut PgConnection, length: Duration) -> Result<Vec<Lease>, Dir
         let node: Option<String> = row.get("node_id");
         let account: String = row.get("name");
         let waiting = waiting.next_if(|waiting| waiting.account == account);
+        let unowned = unowned.next_if(|unowned| unowned.account == account);
         Lease {
             account,
             platform: row.get("platform"),
@@ -154,6 +167,7 @@ async fn list(db: &mut PgConnection, length: Duration) -> Result<Vec<Lease>, Dir
             starts: row.get("starts"),
             session: row.get("session"),
             waits_until: waiting.as_ref().map(|waiting| waiting.until.clone()),
+            unowned: unowned.map(|unowned| unowned.why),
             waiting,
         }
     };
@@ -271,6 +285,35 @@ mod tests {
         );
         assert!(cells[4].starts_with("ended 2"), "{cells:?}");
         assert!(one.waits_until.is_some());
-        assert_eq!((two.cells().last().unwrap().as_str(), &two.waits_until), ("-", &None));
+        let nobody = "no node is there for platform paper";
+        assert_eq!((two.cells().last().unwrap().as_str(), &two.waits_until), (nobody, &None));
+        assert_eq!((one.unowned.as_deref(), two.unowned.as_deref()), (None, Some(nobody)));
+        assert_eq!(boss.cells().last().unwrap(), "-");
+    }
+
+    #[tokio::test]
+    async fn a_release_of_an_external_account_says_that_no_node_ever_owns_it() {
+        #[derive(clap::Parser)]
+        struct Words {
+            #[command(flatten)]
+            release: ReleaseArgs,
+        }
+        let server = devstack::shared_postgres().await.unwrap();
+        let url = server.create_database("lease_release").await.unwrap();
+        let mut db = crate::database::connect_migrated(&url, "test").await.unwrap();
+        for (name, platform) in [("boss", "external"), ("one", "paper")] {
+            let (name, platform) = (name.to_owned(), platform.to_owned());
+            let connection = serde_json::json!({});
+            let new = NewAccount { name, platform, connection, enabled: true };
+            add_account(&mut db, &new).await.unwrap();
+        }
+        let mut refusal = async |account: &str| {
+            let words = <Words as clap::Parser>::parse_from(["release", account]);
+            let released = release(&mut db, &words.release).await;
+            crate::causes::with_causes(&released.unwrap_err())
+        };
+        let external = refusal("boss").await;
+        assert!(external.contains("account boss is external: its own publisher"), "{external}");
+        assert_eq!(refusal("one").await, "account one: no node owns it right now");
     }
 }

@@ -39,6 +39,7 @@ pub mod why;
 use clap::{Parser, Subcommand};
 use std::io::Write;
 use std::process::ExitCode;
+use std::sync::OnceLock;
 
 /// Copies trades of master accounts onto follower accounts: every trade, at once, exactly once.
 #[derive(Debug, Parser)]
@@ -136,6 +137,16 @@ impl CliError {
         CliError::Missing { what: what.into(), source: source.into() }
     }
 
+    /// The same, with which database it was and as whom; anything else stays as it is.
+    fn of_database(self, shown: Option<&String>) -> Self {
+        match (self, shown) {
+            (CliError::Missing { what, source }, Some(shown)) if what == DATABASE => {
+                CliError::Missing { what: format!("{DATABASE} {shown}"), source }
+            }
+            (error, _) => error,
+        }
+    }
+
     fn exit_code(&self) -> ExitCode {
         ExitCode::from(match self {
             CliError::NobodyReads => 0,
@@ -146,9 +157,24 @@ impl CliError {
     }
 }
 
+/// What went wrong where a database did.
+const DATABASE: &str = "database";
+
+/// The database that this process asks, for whoever reads what went wrong: a process has one. An error of
+/// a statement says neither where it was asked nor as whom.
+static ASKED: OnceLock<String> = OnceLock::new();
+
+/// Has errors of the database say which one this is, without its password.
+fn remember_database(url: &str) {
+    if let Some(shown) = crate::database::shown(url) {
+        // The first one stays: no verb asks two.
+        let _known = ASKED.set(shown);
+    }
+}
+
 impl From<sqlx::Error> for CliError {
     fn from(error: sqlx::Error) -> Self {
-        CliError::missing("database", error)
+        CliError::missing(DATABASE, error)
     }
 }
 
@@ -190,6 +216,7 @@ pub fn main() -> ExitCode {
     match done {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {
+            let error = error.of_database(ASKED.get());
             if !matches!(error, CliError::NobodyReads) {
                 let text = format!("lockstep: {}\n", crate::causes::with_causes(&error));
                 // Where nobody hears it, the exit code is left.
@@ -258,25 +285,52 @@ impl DatabaseArg {
         };
         let wrong = |what| CliError::Usage(format!("{name} {what}"));
         crate::config::check_database_url(&url).map_err(wrong)?;
+        remember_database(&url);
         Ok(url)
     }
 
     /// A connection that only reads. Nothing is migrated: a schema that is not this program's is told.
     pub async fn connect(&self) -> Result<sqlx::PgConnection, CliError> {
         let connection = crate::database::connect_to_read(&self.url()?, "cli").await;
-        connection.map_err(|e| CliError::missing("database", e))
+        connection.map_err(|e| CliError::missing(DATABASE, e))
     }
 
     /// A connection with the schema brought up to date, for a verb that changes something.
     pub async fn connect_to_write(&self) -> Result<sqlx::PgConnection, CliError> {
         let connection = crate::database::connect_migrated(&self.url()?, "cli").await;
-        connection.map_err(|e| CliError::missing("database", e))
+        connection.map_err(|e| CliError::missing(DATABASE, e))
     }
 }
 
 /// What tests of several verbs share.
 #[cfg(test)]
 mod tests {
+    use super::*;
+    use crate::causes::with_causes;
+
+    #[test]
+    fn what_goes_wrong_with_a_database_names_it_and_the_role_and_no_password() {
+        let away = || CliError::from(sqlx::Error::Io(std::io::ErrorKind::ConnectionRefused.into()));
+        for (url, place) in [
+            (
+                "postgres://alice:hunter2@db.example:5433/fleet",
+                "fleet at db.example:5433, role alice",
+            ),
+            (
+                "postgres://alice@db.example/fleet?password=hunter2",
+                "fleet at db.example:5432, role alice",
+            ),
+            ("postgres://alice@%2Frun%2Fpg/fleet", "fleet at /run/pg:5432, role alice"),
+        ] {
+            let told = with_causes(&away().of_database(crate::database::shown(url).as_ref()));
+            assert!(told.starts_with(&format!("database {place}: ")), "{told}");
+            assert!(told.contains("refused") && !told.contains("hunter2"), "{told}");
+        }
+        assert!(with_causes(&away().of_database(None)).starts_with("database: "));
+        let other = CliError::missing("bus at x", "gone").of_database(Some(&"y".to_owned()));
+        assert_eq!(other.to_string(), "bus at x: gone");
+    }
+
     /// Writes a copy of this ticket of the link's master that is open.
     pub(super) async fn insert_open_pair(
         db: &mut sqlx::PgConnection,

@@ -5,9 +5,11 @@
 //! has its own thread and runtime as well.
 //! The end is the other way round: sessions drain, rows are written, leases are given back.
 
+use super::on_bus::shown_urls;
 use super::{CliError, block_on, out};
 use crate::account::asking::OpenSessions;
 use crate::account::manager::Manager;
+use crate::account::modes::FleetWatch;
 use crate::account::session::NodeContext;
 use crate::account::{control, link_changes};
 use crate::api;
@@ -20,7 +22,7 @@ use crate::database::{self, StartWait};
 use crate::directory::{self, Directory};
 use crate::exporter;
 use crate::gate::Gate;
-use crate::lease::predecessor::{self, Boot};
+use crate::lease::predecessor::{self, Boot, Finding};
 use crate::lease::{self, LeaseSettings, PermitWatch, PostgresOwnership};
 use crate::notes::Notes;
 use crate::open_files;
@@ -33,7 +35,7 @@ use crate::uptime::store::MinuteStore;
 use crate::uptime::task::Sights;
 use crate::writer::store::PgRows;
 use crate::writer::{Writer, WriterConfig};
-use bus::{ClientSettings, FeedSettings, Feeds};
+use bus::{ClientSettings, ConnectionWatch, FeedSettings, Feeds};
 use clap::Args;
 use schemas::NodeId;
 use std::net::SocketAddr;
@@ -84,6 +86,7 @@ pub fn run(args: NodeArgs) -> Result<(), CliError> {
     for (name, value) in config.effective() {
         tracing::info!(setting = name, value);
     }
+    super::remember_database(config.database_url.expose());
     // Several nodes of one fleet may start at once; the migrator takes a lock.
     let wait = StartWait::USUAL;
     block_on(database::migrate_when_there(config.database_url.expose(), wait))?
@@ -201,7 +204,19 @@ fn take_state_lock(config: &NodeConfig, node: &NodeId) -> Result<Vec<NodeId>, Cl
     })?
     .map_err(missing)?;
     let proven_dead = lock.proven_dead().to_vec();
-    tracing::info!(finding = lock.finding().as_str(), proven = proven_dead.len(), "state lock");
+    let finding = lock.finding();
+    let (word, proven) = (finding.as_str(), proven_dead.len());
+    if finding == Finding::LockHeld {
+        tracing::warn!(
+            finding = word,
+            name = config.node_name,
+            folder = %folder.display(),
+            "another process of this LOCKSTEP_NODE_NAME runs with this state folder: both work, as two \
+             owners, and their minutes count as one node's; give each a name of its own"
+        );
+    } else {
+        tracing::info!(finding = word, proven, "state lock");
+    }
     // Nothing but the end of the process may give it up.
     std::mem::forget(lock);
     Ok(proven_dead)
@@ -312,6 +327,7 @@ fn run_on(
         directory: Directory::new(pool),
         executor,
         open_sessions,
+        fleet_mode: FleetWatch::default(),
         tape: if api_listen.is_some() { Tape::on() } else { Tape::default() },
         slow: slow.handle().clone(),
         hot: hot.handle().clone(),
@@ -356,8 +372,18 @@ fn run_on(
 
 /// The bus, there or not; what keeps it away is logged.
 async fn connect_to_bus(settings: ClientSettings) -> Result<async_nats::Client, CliError> {
-    let client = bus::connect(&settings).await.map_err(|error| CliError::missing("bus", error))?;
+    let (changes, heard) = bus::connection_changes();
+    let settings = ClientSettings { changes: Some(changes), ..settings };
+    let shown = shown_urls(&settings.urls);
+    let missing = |error| CliError::missing(format!("bus at {shown}"), error);
+    let client = bus::connect(&settings).await.map_err(missing)?;
     let looked_at = client.clone();
+    let mut watch = ConnectionWatch::new(client.clone(), &settings, heard);
+    tokio::spawn(async move {
+        while let Some(news) = watch.next().await {
+            news.log();
+        }
+    });
     // The client tries on by itself, and says why it fails nowhere.
     tokio::spawn(async move {
         if let Err(refused) = bus::connected(&looked_at, &settings).await {

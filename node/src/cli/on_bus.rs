@@ -40,6 +40,12 @@ pub(super) async fn connected(connecting: &Connecting) -> Result<(), String> {
 /// Names the servers where no argument does.
 const VARIABLE: &str = "LOCKSTEP_NATS_URLS";
 
+/// Addresses of servers, without secrets.
+pub(super) fn shown_urls(urls: &[String]) -> String {
+    let shown = urls.iter().map(|url| SecretUrl::new(url.clone()).to_string());
+    shown.collect::<Vec<_>>().join(",")
+}
+
 /// Where the bus is.
 #[derive(Debug, Args)]
 pub(super) struct BusArg {
@@ -64,9 +70,7 @@ impl BusArg {
 
     /// The servers' addresses, without secrets.
     pub(super) fn shown(&self) -> String {
-        let shown: Vec<String> =
-            self.urls().into_iter().map(|url| SecretUrl::new(url).to_string()).collect();
-        shown.join(",")
+        shown_urls(&self.urls())
     }
 
     /// A connection of this name; it may not be there yet.
@@ -106,8 +110,7 @@ impl BusArg {
             refusals,
             ..ClientSettings::new(urls, name)
         };
-        let client =
-            bus::connect(&settings).await.map_err(|error| CliError::missing("bus", error))?;
+        let client = bus::connect(&settings).await.map_err(|error| self.missing(error))?;
         Ok(Connecting { client, settings })
     }
 

@@ -130,14 +130,16 @@ async fn play(args: &PublishArgs, account: AccountId, steps: &[Step]) -> Result<
     tokio::select! {
         played = played => played.map_err(|error| CliError::missing("history", error))?,
         stopped = tokio::signal::ctrl_c() => stopped?,
-        refusal = speaking_refused(&mut refusals, account) => return Err(refused(account, refusal)),
+        refusal = speaking_refused(&mut refusals, account) => {
+            return Err(refused(account, refusal, &args.bus.shown()));
+        }
     }
     if !args.once {
         out::line("played; still answering snapshot requests, Ctrl-C ends it")?;
         tokio::select! {
             stopped = tokio::signal::ctrl_c() => stopped?,
             refusal = speaking_refused(&mut refusals, account) => {
-                return Err(refused(account, refusal));
+                return Err(refused(account, refusal, &args.bus.shown()));
             }
         }
     }
@@ -165,9 +167,9 @@ fn is_about(refusal: &str, account: AccountId) -> bool {
     refused.iter().any(|refused| refusal.to_ascii_lowercase().contains(refused))
 }
 
-fn refused(account: AccountId, refusal: String) -> CliError {
+fn refused(account: AccountId, refusal: String, bus: &str) -> CliError {
     CliError::missing(
-        format!("this user of the bus may not speak for account {account}"),
+        format!("bus at {bus}: this user may not speak for account {account}"),
         format!(
             "{refusal}. Use the user of its publisher (`lockstep nats add FOLDER --publisher \
              NAME={account}`), or reload the servers if that was just added"

@@ -4,8 +4,8 @@ use super::lease;
 use super::table::{or_dash, render};
 use super::watch::watch;
 use super::{CliError, DatabaseArg, block_on, out};
-use crate::directory::{self, DirectoryError, Mode, Waiting};
-use crate::uptime::store::{DegradedTime, NodeUptime, read_last_day};
+use crate::directory::{self, DirectoryError, Mode, Unowned, Waiting};
+use crate::uptime::store::{self, DegradedTime, NodeUptime, read_last_day};
 use clap::Args;
 use serde::Serialize;
 use sqlx::{PgConnection, Row};
@@ -46,6 +46,8 @@ pub struct Status {
     pub sessions_down: Vec<SessionDown>,
     /// Accounts that ended several owners in a row, and are left alone for a while.
     pub waiting: Vec<Waiting>,
+    /// Other accounts that nobody owns, and why.
+    pub unowned: Vec<Unowned>,
     /// Links whose follower's broker does not keep our tags: nothing is opened late on them.
     pub untaggable: Vec<Untaggable>,
     /// Copies of the last 24 hours.
@@ -157,6 +159,11 @@ const LATEST_MAX: usize = 2;
 /// Most accounts and reasons that are listed.
 const LISTED_MAX: i64 = 20;
 
+/// The state of a node that is there and takes no account.
+const LETS_GO: &str = "lets_go";
+/// The state of one that is not there.
+const GONE: &str = "gone";
+
 /// One node, seen from the database.
 #[derive(Debug, Serialize)]
 pub struct NodeStatus {
@@ -164,6 +171,8 @@ pub struct NodeStatus {
     pub node: String,
     /// It says that it is there.
     pub alive: bool,
+    /// `alive`; `lets_go` while it takes nothing and gives its accounts back, `gone` without a sign of it.
+    pub state: &'static str,
     /// Since when it does not, where it is known.
     pub gone_since: Option<String>,
     /// Accounts it owns, or that nobody has taken over yet.
@@ -251,7 +260,9 @@ pub async fn read(db: &mut PgConnection) -> Result<Status, CliError> {
     let uptime = read_last_day(db).await?;
     let left_open = left_open(db).await?;
     let sessions_down = sessions_down(db).await?;
-    let waiting = directory::waiting_accounts(db, lease::length()?).await?;
+    let length = lease::length()?;
+    let waiting = directory::waiting_accounts(db, length).await?;
+    let unowned = directory::unowned_accounts(db, length, LISTED_MAX).await?;
     let untaggable = untaggable(db).await?;
     let reasons = reasons(db).await?;
     Ok(Status {
@@ -265,6 +276,7 @@ pub async fn read(db: &mut PgConnection) -> Result<Status, CliError> {
         left_open,
         sessions_down,
         waiting,
+        unowned,
         untaggable,
         copies,
         reasons,
@@ -290,6 +302,11 @@ async fn nodes(db: &mut PgConnection) -> Result<Vec<NodeStatus>, sqlx::Error> {
     let node = |row: &sqlx::postgres::PgRow| NodeStatus {
         node: row.get("node_id"),
         alive: row.get("alive"),
+        state: match (row.get("alive"), row.get("capacity")) {
+            (true, Some(0_i32)) => LETS_GO,
+            (true, _) => store::ALIVE,
+            (false, _) => GONE,
+        },
         gone_since: row.get::<Option<_>, _>("gone_since").map(directory::rfc3339),
         accounts: row.get("accounts"),
         capacity: row.get("capacity"),
@@ -441,6 +458,16 @@ fn details(status: &Status) -> String {
         let rows = listed.map(|waiting| vec![waiting.account.clone(), waiting.to_string()]);
         text += &format!("\n{}\n", render(&["nobody takes it over yet", "why"], rows));
     }
+    if !status.unowned.is_empty() {
+        let rows = status.unowned.iter();
+        let rows = rows.map(|u| vec![u.account.clone(), since(u), u.why.clone()]);
+        text += &format!("\n{}\n", render(&["without an owner", "since (UTC)", "why"], rows));
+        let more =
+            status.accounts.unowned - count(status.waiting.len()) - count(status.unowned.len());
+        if more > 0 {
+            text += &format!("and {more} more\n");
+        }
+    }
     if !status.untaggable.is_empty() {
         let rows = status.untaggable.iter();
         let rows = rows.map(|u| vec![u.link.to_string(), u.follower.clone(), u.since.clone()]);
@@ -455,13 +482,20 @@ fn details(status: &Status) -> String {
     text
 }
 
+fn count(items: usize) -> i64 {
+    i64::try_from(items).unwrap_or(i64::MAX)
+}
+
+/// Since when an account has no owner.
+fn since(unowned: &Unowned) -> String {
+    or_dash(unowned.since.as_deref().map(seconds_of))
+}
+
 /// A node's line; how long its leases still last is said while it can renew them.
 fn node_row(node: &NodeStatus) -> Vec<String> {
-    let state = match (node.alive, node.capacity, &node.gone_since) {
-        (true, Some(0), _) => "lets go".to_owned(),
-        (true, ..) => "alive".to_owned(),
-        (false, _, Some(since)) => format!("gone since {} UTC", seconds_of(since)),
-        (false, _, None) => "gone".to_owned(),
+    let state = match &node.gone_since {
+        Some(since) => format!("{} since {} UTC", node.state, seconds_of(since)),
+        None => node.state.replace('_', " "),
     };
     vec![
         node.node.clone(),
@@ -481,8 +515,9 @@ fn seconds_of(time: &str) -> String {
 /// A node's minutes: share that was ok, numbers of the others, and when it was last degraded.
 fn uptime_row(node: &NodeUptime) -> Vec<String> {
     let latest: Vec<String> = node.degraded.iter().take(LATEST_MAX).map(degraded_text).collect();
+    let ended = || format!("{} (ended, last seen {})", node.node, minute_of(&node.last_minute));
     vec![
-        node.node.clone(),
+        if node.state == store::ENDED { ended() } else { node.node.clone() },
         // Rounded down: what was not always ok is not 100 %.
         format!("{:.1} %", (node.ok_percent * 10.0).floor() / 10.0),
         format!("{} min", node.degraded_minutes),
@@ -493,8 +528,12 @@ fn uptime_row(node: &NodeUptime) -> Vec<String> {
 
 /// `2026-11-30 09:12, 3 min: database, broker`
 fn degraded_text(time: &DegradedTime) -> String {
-    let began = time.began.get(..16).unwrap_or(&time.began).replace('T', " ");
-    format!("{began}, {} min: {}", time.minutes, time.reasons.join(", "))
+    format!("{}, {} min: {}", minute_of(&time.began), time.minutes, time.reasons.join(", "))
+}
+
+/// `2026-11-30 09:12` of a time in words for programs.
+fn minute_of(time: &str) -> String {
+    time.get(..16).unwrap_or(time).replace('T', " ")
 }
 
 /// What the kill switch does, with a line's end; nothing while it does nothing.
@@ -642,6 +681,8 @@ mod tests {
                 ["node-c", "gone", "1", "-", "-", "0"],
             ]
         );
+        let states: Vec<_> = status.nodes.iter().map(|node| node.state).collect();
+        assert_eq!(states, ["alive", "gone", "gone"]);
     }
 
     #[tokio::test]
@@ -673,7 +714,51 @@ mod tests {
             .unwrap();
         let left = read(&mut db).await.unwrap();
         assert_eq!((left.sessions_down.len(), left.waiting.len()), (0, 1));
+        assert!(left.unowned.is_empty(), "{:?}", left.unowned);
         assert!(details(&left).contains("(its last 9 tenures ended early)"), "{}", details(&left));
+    }
+
+    #[tokio::test]
+    async fn an_account_without_an_owner_is_named_and_why_nobody_takes_it() {
+        let (mut db, _) = linked(&["boss", "one", "two", "three"]).await;
+        let why = async |db: &mut PgConnection, change: &str| {
+            let change = sqlx::AssertSqlSafe(change.to_owned());
+            sqlx::raw_sql(change).execute(&mut *db).await.unwrap();
+            let status = read(db).await.unwrap();
+            for unowned in &status.unowned {
+                assert!(details(&status).contains(&unowned.why), "{}", details(&status));
+            }
+            let unowned = status.unowned.into_iter();
+            unowned.map(|u| format!("{}: {}", u.account, u.why)).collect::<Vec<_>>()
+        };
+        let nobody = "no node is there for platform paper";
+        assert_eq!(
+            why(&mut db, "").await,
+            ["one", "two", "three"].map(|name| format!("{name}: {nobody}"))
+        );
+        let dead_and_other = "insert into lease_nodes (node_id, platforms, capacity, owned, alive_until) values \
+             ('node-a', '{paper}', 9, 0, clock_timestamp() - interval '1 s'), \
+             ('node-b', '{mt5}', 9, 0, clock_timestamp() + interval '60 s')";
+        assert_eq!(why(&mut db, dead_and_other).await.len(), 3);
+        let full = "insert into lease_nodes (node_id, platforms, capacity, owned, alive_until) values \
+             ('node-c', '{paper}', 2, 2, clock_timestamp() + interval '60 s'); \
+             update trading_accounts set node_id = 'node-c', lease_until = clock_timestamp() + interval '60 s' \
+             where name in ('one', 'two')";
+        let expected = ["three: no node has room: 2 of 2 places taken"];
+        assert_eq!(why(&mut db, full).await, expected);
+        let ending = "insert into lease_nodes (node_id, platforms, capacity, owned, alive_until) values \
+             ('node-d', '{paper}', 0, 0, clock_timestamp() + interval '60 s')";
+        assert_eq!(why(&mut db, ending).await, expected);
+        let room = "update lease_nodes set capacity = 3 where node_id = 'node-c'";
+        assert_eq!(why(&mut db, room).await, ["three: not taken over yet: 1 place is free"]);
+        let all_end = "update lease_nodes set capacity = 0 where node_id = 'node-c'";
+        let said = why(&mut db, all_end).await;
+        assert_eq!(
+            said,
+            ["three: no node takes accounts: 2 of 2 let go of theirs or claim none now"]
+        );
+        let off = "update trading_accounts set enabled = false where name = 'three'";
+        assert!(why(&mut db, off).await.is_empty());
     }
 
     #[tokio::test]
@@ -719,6 +804,8 @@ mod tests {
         };
         let node = NodeUptime {
             node: "node-1".into(),
+            state: store::ALIVE,
+            last_minute: "2026-11-30T10:00:00Z".into(),
             ok_percent: 99.96,
             ok_minutes: 1439,
             degraded_minutes: 3,
@@ -739,6 +826,8 @@ mod tests {
                 "2026-11-30 09:12, 2 min: no account lease, database; 2026-11-30 08:00, 1 min: bus"
             ]
         );
+        let ended = NodeUptime { state: store::ENDED, ..node.clone() };
+        assert_eq!(uptime_row(&ended)[0], "node-1 (ended, last seen 2026-11-30 10:00)");
         let fine = NodeUptime { degraded: vec![], ok_percent: 100.0, ..node };
         assert_eq!(
             (&uptime_row(&fine)[1], &uptime_row(&fine)[4]),

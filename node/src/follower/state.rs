@@ -636,6 +636,12 @@ impl Follower {
         doubtful.map(|(master, _)| *master).collect()
     }
 
+    /// Masters whose state is in doubt, or was never told: no link of theirs copies.
+    pub fn silent_masters(&self) -> Vec<AccountId> {
+        let is_heard = |id: &AccountId| self.masters.get(id).is_some_and(|master| !master.doubtful);
+        self.masters().into_iter().filter(|id| !is_heard(id)).collect()
+    }
+
     /// Orders on their way, those of unknown outcome included.
     pub fn unanswered(&self) -> usize {
         self.slots.on_their_way() + self.slots.unknowns().count()

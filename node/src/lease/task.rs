@@ -86,6 +86,8 @@ pub struct LeaseState {
     pub confirmed_at: Option<NodeTime>,
     /// Failed cycles since then.
     pub failures: u32,
+    /// When the first of them was started.
+    pub failing_since: Option<NodeTime>,
     /// Expired rows are left alone, because the database's time is in doubt.
     pub claims_frozen: bool,
     /// Enabled accounts that nobody owned, counted up to a bound.
@@ -105,6 +107,11 @@ impl LeaseState {
     /// what is left of a lease without its fence.
     pub fn permits(&self, now: NodeTime, trusted: Duration) -> bool {
         !self.ended && self.confirmed_at.is_some_and(|at| now < at.plus(trusted))
+    }
+
+    /// How long no cycle was confirmed, where the last one failed.
+    pub fn away_for(&self, now: NodeTime) -> Option<Duration> {
+        self.failing_since.map(|since| now.since(since))
     }
 }
 
@@ -345,7 +352,10 @@ impl<S: OwnershipStore> LeaseKeeper<S> {
             Err(error) => {
                 self.due = finished.plus(self.holdings.timing().retry);
                 metrics::counter!(names::LEASE_CYCLES, "outcome" => error.as_str()).increment(1);
-                self.publish(|state| state.failures = state.failures.saturating_add(1));
+                self.publish(|state| {
+                    state.failures = state.failures.saturating_add(1);
+                    state.failing_since.get_or_insert(started);
+                });
                 return Err(error);
             }
         };
@@ -353,10 +363,12 @@ impl<S: OwnershipStore> LeaseKeeper<S> {
         self.gate.apply(&outcome.confirmation, finished);
         self.due = outcome.wish.due(self.holdings.timing(), fastrand::f64());
         let claims_frozen = self.holdings.claims_are_frozen(finished);
+        self.tell_return(finished);
         self.publish(|state| {
             state.cycle = outcome.confirmation.number;
             state.confirmed_at = Some(started);
             state.failures = 0;
+            state.failing_since = None;
             state.claims_frozen = claims_frozen;
             state.unowned = reply.unowned;
             state.orphaned = reply.orphaned;
@@ -365,6 +377,15 @@ impl<S: OwnershipStore> LeaseKeeper<S> {
         });
         self.record(&outcome, finished.since(started), &reply);
         Ok(())
+    }
+
+    /// One line for all the failures before a cycle that went well; each of them has its own.
+    fn tell_return(&self, now: NodeTime) {
+        let state = self.state.borrow();
+        if let Some(away) = state.away_for(now) {
+            let failures = state.failures;
+            tracing::info!(?away, failures, "the database of the leases is back");
+        }
     }
 
     /// Takes a drained tenure in: no permit from now on, given back by the next cycle.

@@ -25,6 +25,10 @@ const SERVER_LIMIT_MS: u64 = 4_000;
 pub const KEPT_MINUTES: i64 = 90 * 24 * 60;
 const KEEP_S: i64 = KEPT_MINUTES * 60;
 
+/// A node that wrote no minute for so long, and renews no lease, has ended (chosen: a minute is written
+/// within 20 s of its end, and one may be lost).
+const ENDED_AFTER: Duration = Duration::from_secs(180);
+
 /// Runs of degraded minutes that are read back, of each node.
 const RUNS_MAX: usize = 5;
 
@@ -122,11 +126,21 @@ impl MinuteStore {
     }
 }
 
+/// The state of a node of which a process is there.
+pub const ALIVE: &str = "alive";
+/// The state of one that has none any more.
+pub const ENDED: &str = "ended";
+
 /// What one node was in the last 24 hours.
 #[derive(Debug, Clone, PartialEq, Serialize, ToSchema)]
 pub struct NodeUptime {
     /// Its name.
     pub node: String,
+    /// `alive`, or `ended` where no process of the name is there any more.
+    pub state: &'static str,
+    /// When the latest minute that it wrote began, RFC 3339.
+    #[schema(format = DateTime)]
+    pub last_minute: String,
     /// Minutes that were ok, in percent of all since the node's first one, at most of 24 hours.
     pub ok_percent: f64,
     /// Minutes in which all was well.
@@ -158,15 +172,19 @@ pub async fn read_last_day(db: &mut PgConnection) -> Result<Vec<NodeUptime>, sql
     let counts = sqlx::query(
         "with bounds as (select date_trunc('minute', now() - interval '20 s') as until), \
          days as (select until - interval '24 hours' as since, until from bounds), \
-         seen as (select m.node, min(m.minute) as first, \
+         living as (select distinct regexp_replace(node_id, '-[^-]*$', '') as node from lease_nodes \
+           where alive_until > now()), \
+         seen as (select m.node, min(m.minute) as first, max(m.minute) as last, \
              count(*) filter (where m.state = 'ok') as ok, \
              count(*) filter (where m.state <> 'ok') as degraded \
            from node_minutes m, days d where m.minute >= d.since and m.minute < d.until group by m.node) \
-         select s.node, s.ok, s.degraded, (extract(epoch from d.until - case \
+         select s.node, s.ok, s.degraded, s.last, \
+           s.last >= d.until - $1 or s.node in (select node from living) as is_alive, (extract(epoch from d.until - case \
              when exists (select from node_minutes o where o.node = s.node and o.minute < d.since) \
              then d.since else s.first end) / 60)::bigint as minutes \
          from seen s, days d order by s.node",
     )
+    .bind(ENDED_AFTER)
     .fetch_all(&mut *db)
     .await?;
     let rows = sqlx::query(
@@ -191,6 +209,8 @@ pub async fn read_last_day(db: &mut PgConnection) -> Result<Vec<NodeUptime>, sql
             ok_percent: 100.0 * ok_minutes as f64 / minutes.max(1) as f64,
             missing_minutes: (minutes - ok_minutes - degraded_minutes).max(0),
             node,
+            state: if row.get("is_alive") { ALIVE } else { ENDED },
+            last_minute: rfc3339(row.get("last")),
             ok_minutes,
             degraded_minutes,
             degraded,

@@ -326,3 +326,36 @@ async fn status_tells_ok_degraded_and_missing_minutes_apart() {
         young.degraded.iter().map(|time| (time.minutes, time.reasons.join(" "))).collect();
     assert_eq!(runs, [(1, "bus broker".to_owned()), (2, "database".to_owned())]);
 }
+
+#[tokio::test]
+async fn a_node_has_ended_when_it_writes_no_minutes_and_none_of_its_processes_renews_a_lease() {
+    let server = devstack::shared_postgres().await.unwrap();
+    let url = server.create_database("uptime").await.unwrap();
+    let mut db = database::connect_migrated(&url, "test").await.unwrap();
+    let mut db = db.begin().await.unwrap();
+    sqlx::raw_sql(
+        "insert into node_minutes (node, minute, reasons) \
+         select node, date_trunc('minute', now()) - make_interval(mins => back), '{}' \
+         from (values ('writes', 2), ('leases-only', 90), ('ended', 90), ('never-there', 90)) n (node, back); \
+         insert into lease_nodes (node_id, platforms, capacity, owned, alive_until) values \
+         ('leases-only-00000001', '{paper}', 9, 0, now() + interval '60 s'), \
+         ('ended-00000002', '{paper}', 9, 0, now() - interval '10 min')",
+    )
+    .execute(&mut *db)
+    .await
+    .unwrap();
+    let nodes = read_last_day(&mut db).await.unwrap();
+    let states: Vec<_> = nodes.iter().map(|node| (node.node.as_str(), node.state)).collect();
+    assert_eq!(
+        states,
+        [
+            ("ended", "ended"),
+            ("leases-only", "alive"),
+            ("never-there", "ended"),
+            ("writes", "alive")
+        ]
+    );
+    let json = serde_json::to_value(&nodes[0]).unwrap();
+    assert_eq!(json["state"], "ended");
+    assert!(nodes[0].last_minute < nodes[3].last_minute, "{nodes:?}");
+}

@@ -34,3 +34,20 @@ fn a_removed_link_is_followed_to_its_last_copy_and_its_silent_master_then_holds_
     assert_eq!(world.follower.masters().into_iter().collect::<Vec<_>>(), [account(OTHER_MASTER)]);
     assert_eq!(world.follower.doubtful_masters(), []);
 }
+
+#[test]
+fn a_master_that_was_never_heard_is_silent_as_one_that_is_doubtful() {
+    let links = vec![(rules(LINK, MASTER), Pairs::default()), other()];
+    let mut world = World::new(Setup { links, ..Setup::default() });
+    world.open_session();
+    let both = [account(MASTER), account(OTHER_MASTER)];
+    assert_eq!(
+        (world.follower.silent_masters(), world.follower.is_copying()),
+        (both.into(), false)
+    );
+    world.snapshots();
+    assert_eq!(world.follower.silent_masters(), []);
+    world.doubt();
+    assert_eq!(world.follower.silent_masters(), world.follower.doubtful_masters());
+    assert!(!world.follower.silent_masters().is_empty());
+}

@@ -252,3 +252,35 @@ async fn node_on_a_demoted_primary_sends_nothing_once_it_hears_of_a_newer_one() 
     keeper.cycle().await.unwrap();
     assert!(may_send().is_ok());
 }
+
+#[tokio::test]
+async fn a_database_that_is_back_was_away_since_the_first_cycle_that_failed() {
+    let table = MemoryTable::new(SystemClock);
+    let hands = ManualClock::default();
+    let clock = NodeClock::new(hands.clone());
+    let settings = LeaseSettings {
+        node: node("a"),
+        platforms: vec!["paper".into()],
+        timing: TIMING,
+        capacity: 10,
+        claim_rows_max: 10,
+        listen_url: None,
+        proven_dead: Vec::new(),
+    };
+    let store = MemoryOwnership::new(table.clone(), TIMING.query_limit);
+    let mut keeper = LeaseKeeper::new(&settings, store, Gate::new(), clock.clone());
+    let state = keeper.state();
+    let away = || state.borrow().away_for(clock.now());
+    keeper.cycle().await.unwrap();
+    assert_eq!(away(), None);
+    table.set_reachable(false);
+    for failed in 0..3 {
+        keeper.cycle().await.unwrap_err();
+        assert_eq!(away(), Some(Duration::from_secs(2 * failed)));
+        hands.advance(Duration::from_secs(2));
+    }
+    assert_eq!((away(), state.borrow().failures), (Some(Duration::from_secs(6)), 3));
+    table.set_reachable(true);
+    keeper.cycle().await.unwrap();
+    assert_eq!((away(), state.borrow().failures), (None, 0));
+}
