@@ -24,6 +24,7 @@ mod act;
 mod administer;
 mod auth;
 mod extract;
+mod given;
 mod keys;
 mod listen;
 pub mod metrics;

@@ -12,6 +12,7 @@
 
 use super::ApiState;
 use super::extract::{At, Filter, PAGE_MAX, page_size};
+use super::given::shown;
 use super::problem::Problem;
 use super::read::{Answer, NoCursor, NoFilter, Page, deserialized_from_text, hex_words};
 use super::refusals::{ListRefusals, OneRefusals};
@@ -66,8 +67,8 @@ pub(super) struct MinuteFilter {
     #[param(value_type = Option<String>, pattern = "^[0-9a-f]{16}$")]
     after: Option<MinuteCursor>,
     /// So many minutes at most; 100 if nobody says.
-    #[param(minimum = 1, maximum = 500)]
-    limit: Option<u16>,
+    #[param(value_type = Option<u16>, minimum = 1, maximum = 500)]
+    limit: Option<u64>,
 }
 
 /// An instant, as RFC 3339 writes it.
@@ -84,15 +85,15 @@ impl Instant {
 }
 
 /// Text that is no instant.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
-#[error("since, until: must be an instant such as 2026-11-30T09:12:00Z")]
-struct NoInstant;
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[error("must be an instant such as 2026-11-30T09:12:00Z, got {}", shown(.0))]
+struct NoInstant(String);
 
 impl TryFrom<String> for Instant {
     type Error = NoInstant;
 
     fn try_from(text: String) -> Result<Self, NoInstant> {
-        OffsetDateTime::parse(&text, &Rfc3339).map(Instant).map_err(|_| NoInstant)
+        OffsetDateTime::parse(&text, &Rfc3339).map(Instant).map_err(|_| NoInstant(text))
     }
 }
 deserialized_from_text!(Instant);
@@ -111,7 +112,7 @@ impl TryFrom<String> for MinuteCursor {
     type Error = NoCursor;
 
     fn try_from(text: String) -> Result<Self, NoCursor> {
-        let [number] = hex_words(&text).ok_or(NoCursor)?;
+        let [number] = hex_words(text)?;
         Ok(MinuteCursor(number.cast_signed()))
     }
 }
@@ -256,7 +257,7 @@ mod tests {
         assert_eq!(MinuteCursor::try_from(cursor.to_string()), Ok(cursor));
         assert!(MinuteCursor::try_from("29000000".to_owned()).is_err());
         for odd in ["", "now", "2026-11-30", "2026-11-30T09:12:00"] {
-            assert_eq!(Instant::try_from(odd.to_owned()), Err(NoInstant), "{odd}");
+            assert_eq!(Instant::try_from(odd.to_owned()), Err(NoInstant(odd.to_owned())), "{odd}");
         }
     }
 }
