@@ -12,7 +12,7 @@
 
 use super::ApiState;
 use super::extract::{At, Filter, PAGE_MAX, page_size, place};
-use super::given::shown;
+use super::given::{one_of, shown};
 use super::problem::Problem;
 use super::refusals::{ListRefusals, OneRefusals};
 use crate::directory::{self, Mode};
@@ -20,6 +20,7 @@ use crate::lease;
 use crate::story::{self, Story};
 use axum::Json;
 use axum::extract::State;
+use reconcile::CopyStep;
 use rust_decimal::Decimal;
 use schemas::{AccountId, LinkId, MasterTicket};
 use serde::{Deserialize, Serialize};
@@ -27,7 +28,9 @@ use sqlx::postgres::{PgRow, Postgres};
 use sqlx::{QueryBuilder, Row};
 use std::sync::Arc;
 use time::OffsetDateTime;
-use utoipa::{IntoParams, ToSchema};
+use utoipa::openapi::RefOr;
+use utoipa::openapi::schema::{ObjectBuilder, Schema, Type};
+use utoipa::{IntoParams, PartialSchema, ToSchema};
 use uuid::Uuid;
 
 /// One page of a list.
@@ -571,8 +574,8 @@ pub(super) struct EventFilter {
     /// Of this trade of the master.
     #[param(value_type = Option<i64>, minimum = 1, maximum = 9223372036854775807_i64)]
     ticket: Option<MasterTicket>,
-    /// Of this step, such as `open_copy`.
-    #[param(value_type = Option<String>, pattern = "^[a-z][a-z_]{1,31}$")]
+    /// Of this step.
+    #[param(inline)]
     action: Option<Action>,
     /// That ended so.
     #[param(inline)]
@@ -586,25 +589,30 @@ pub(super) struct EventFilter {
 }
 
 /// The word of a step.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub(super) struct Action(String);
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) struct Action(&'static str);
 
 impl TryFrom<String> for Action {
     type Error = NoAction;
 
     fn try_from(text: String) -> Result<Self, NoAction> {
-        let begins = text.bytes().next().is_some_and(|b| b.is_ascii_lowercase());
-        let goes_on = text.bytes().all(|b| b.is_ascii_lowercase() || b == b'_');
-        match begins && goes_on && (2..=32).contains(&text.len()) {
-            true => Ok(Action(text)),
-            false => Err(NoAction(text)),
-        }
+        let known = CopyStep::WORDS.iter().find(|word| **word == text);
+        known.map(|word| Action(word)).ok_or(NoAction(text))
     }
 }
 
+impl PartialSchema for Action {
+    fn schema() -> RefOr<Schema> {
+        let words = CopyStep::WORDS.iter().copied();
+        ObjectBuilder::new().schema_type(Type::String).enum_values(Some(words)).into()
+    }
+}
+
+impl ToSchema for Action {}
+
 /// Text that is no word of a step.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-#[error("must be the word of a step, such as open_copy, got {}", shown(.0))]
+#[error("{}, got {}", one_of(CopyStep::WORDS), shown(.0))]
 pub(super) struct NoAction(String);
 
 /// Place in the list of events: time in microseconds, and id, in hex.
@@ -792,7 +800,23 @@ mod tests {
         assert_eq!(EventCursor::try_from(event.to_string()), Ok(event));
         assert_eq!(event.at(), OffsetDateTime::UNIX_EPOCH);
         for odd in ["", "0", &"g".repeat(64), &"F".repeat(64), &"0".repeat(63), &"é".repeat(32)] {
-            assert_eq!(PairCursor::try_from(odd.to_owned()), Err(NoCursor(odd.to_owned())), "{odd}");
+            assert_eq!(
+                PairCursor::try_from(odd.to_owned()),
+                Err(NoCursor(odd.to_owned())),
+                "{odd}"
+            );
+        }
+    }
+
+    #[test]
+    fn a_word_that_is_no_step_is_refused_with_those_that_are() {
+        for word in CopyStep::WORDS {
+            assert_eq!(Action::try_from((*word).to_owned()), Ok(Action(word)));
+        }
+        for odd in ["", "open", "Open_copy", "opened_copy"] {
+            let refused = Action::try_from(odd.to_owned()).unwrap_err().to_string();
+            assert!(refused.contains("skip_open, close_duplicate, "), "{refused}");
+            assert!(refused.ends_with(&format!(", got {odd:?}")), "{refused}");
         }
     }
 

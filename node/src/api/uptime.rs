@@ -28,8 +28,8 @@ use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 use std::ops::RangeInclusive;
 use std::sync::Arc;
-use time::OffsetDateTime;
 use time::format_description::well_known::Rfc3339;
+use time::{OffsetDateTime, UtcOffset};
 use utoipa::{IntoParams, ToSchema};
 
 /// The window, where nobody says where it begins: a day.
@@ -69,6 +69,22 @@ pub(super) struct MinuteFilter {
     /// So many minutes at most; 100 if nobody says.
     #[param(value_type = Option<u16>, minimum = 1, maximum = 500)]
     limit: Option<u64>,
+}
+
+impl MinuteFilter {
+    /// A window that ends before it begins has no minute, whatever a node was.
+    fn check_window(&self) -> Result<(), Problem> {
+        let (Some(since), Some(until)) = (self.since, self.until) else { return Ok(()) };
+        if until.0 >= since.0 {
+            return Ok(());
+        }
+        let told = |at: Instant| directory::rfc3339(at.0.to_offset(UtcOffset::UTC));
+        Err(Problem::invalid(format!(
+            "query: until: must not be before since, {}, got {}",
+            told(since),
+            told(until)
+        )))
+    }
 }
 
 /// An instant, as RFC 3339 writes it.
@@ -142,6 +158,7 @@ pub(super) async fn minutes(
     Filter(which): Filter<MinuteFilter>,
 ) -> Answer<Page<NodeMinute>> {
     let size = page_size(which.limit)?;
+    which.check_window()?;
     // What cannot be a name never comes near the database.
     let node = NodeId::new(node).map_err(|error| Problem::not_found(format!("path: {error}")))?;
     let mut db = api.database().await?;
@@ -235,6 +252,24 @@ mod tests {
         assert_eq!(page_of(&early, NOW, 500).end(), &(NOW - 11));
         let ahead = MinuteFilter { until: Some(instant("2199-01-01T00:00:00+01:00")), ..filter() };
         assert_eq!(page_of(&ahead, NOW, 1), NOW - 2..=NOW - 1, "nothing of the future");
+    }
+
+    #[test]
+    fn a_window_that_ends_before_it_begins_is_refused() {
+        let window = |since, until| MinuteFilter {
+            since: Some(instant(since)),
+            until: Some(instant(until)),
+            ..filter()
+        };
+        let refused = window("2026-11-30T09:12:00Z", "2026-11-30T10:11:00+01:00").check_window();
+        let refused = serde_json::to_value(refused.unwrap_err()).unwrap();
+        assert_eq!(refused["status"], 422);
+        assert_eq!(
+            refused["detail"],
+            "query: until: must not be before since, 2026-11-30T09:12:00Z, got 2026-11-30T09:11:00Z"
+        );
+        // The same instant, in two zones.
+        assert!(window("2026-11-30T09:12:00Z", "2026-11-30T10:12:00+01:00").check_window().is_ok());
     }
 
     #[test]
