@@ -18,6 +18,7 @@ use super::refusals::{ListRefusals, OneRefusals};
 use crate::directory::{self, Mode};
 use crate::lease;
 use crate::story::{self, Story};
+use crate::writer::states::live_states;
 use axum::Json;
 use axum::extract::State;
 use reconcile::CopyStep;
@@ -335,7 +336,7 @@ impl StateFilter {
     fn words(self) -> &'static str {
         // Written out, so that the planner sees the condition of the index that belongs to it.
         match self {
-            StateFilter::Live => "state in ('sending', 'open', 'closing')",
+            StateFilter::Live => concat!("state in ", live_states!()),
             StateFilter::Sending => "state = 'sending'",
             StateFilter::Open => "state = 'open'",
             StateFilter::Closing => "state = 'closing'",
