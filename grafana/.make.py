@@ -299,9 +299,12 @@ LEASE = {
         ("The lease", [
             panel(
                 "Lease margin",
-                "Time that was left until the node's own deadline on the oldest held lease when a cycle confirmed it. Near lease minus fence minus cycle (25 s) when all is well; at 0 the node has just stopped sending.",
+                "Time that was left until the node's own deadline on the oldest held lease when a cycle confirmed it. Near lease minus fence minus cycle (25 s) when all is well; at 0 the node has just stopped sending. The other line is lease minus fence (45 s), the most that it can be.",
                 "Sinking: cycles are slow or fail; see the two panels beside, then the database.",
-                ("min by (instance) (lockstep_lease_margin_seconds{NODE})", "{{instance}}"), "s", above(10, 20), "LockstepLeaseMarginLow"),
+                [
+                    ("min by (instance) (lockstep_lease_margin_seconds{NODE})", "{{instance}}"),
+                    ("min(lockstep_lease_trust_seconds{NODE})", "lease minus fence"),
+                ], "s", above(9, 20), "LockstepLeaseMarginLow"),
             panel(
                 "Age of the last confirmed cycle",
                 "Time since the database last confirmed a node's leases. A saw tooth up to the cycle (20 s). Above lease minus fence (45 s) the node sends nothing.",

@@ -12,6 +12,7 @@
 //! Not covered: ownership (see `lease`), pairs and events (see `writer`).
 
 use crate::credentials::Sealed;
+use crate::writer::states::live_states;
 use reconcile::{AboveMax, BelowMin, LinkMode, LinkRules, Sizing};
 use rust_decimal::Decimal;
 use schemas::{AccountId, Epoch, LinkId, Lots, Magic, Micros, NodeId, Symbol, Token};
@@ -383,10 +384,11 @@ pub async fn enable_account(
 
 /// Open copies that nobody would follow or close while the account is off, as master or as follower.
 pub async fn open_copies_of(db: &mut PgConnection, id: AccountId) -> Result<i64, sqlx::Error> {
-    sqlx::query_scalar(
-        "select count(*) from pairs p join copy_links l on l.id = p.link_id \
-         where p.state in ('sending', 'open', 'closing') and $1 in (l.master_id, p.follower_id)",
-    )
+    sqlx::query_scalar(concat!(
+        "select count(*) from pairs p join copy_links l on l.id = p.link_id where p.state in ",
+        live_states!(),
+        " and $1 in (l.master_id, p.follower_id)",
+    ))
     .bind(id.as_i64())
     .fetch_one(db)
     .await
@@ -974,14 +976,16 @@ fn held_links(link_rows: &[PgRow]) -> Result<HeldLinks, DirectoryError> {
 }
 
 async fn link_rows(db: &mut PgConnection, follower: AccountId) -> Result<Vec<PgRow>, sqlx::Error> {
-    sqlx::query(
+    sqlx::query(concat!(
         "select l.*, m.name as master, m.mode as master_mode, f.mode as follower_mode, (select mode from fleet_mode) as fleet_mode, \
          coalesce(l.deleted_at <= now() - $2, false) and not exists ( \
              select 1 from pairs p where p.follower_id = l.follower_id and p.link_id = l.id \
-             and p.state in ('sending', 'open', 'closing')) as is_over \
+             and p.state in ",
+        live_states!(),
+        ") as is_over \
          from copy_links l join trading_accounts m on m.id = l.master_id \
          join trading_accounts f on f.id = l.follower_id where l.follower_id = $1 order by l.id",
-    )
+    ))
     .bind(follower.as_i64())
     .bind(DELETED_LINK_KEPT)
     .fetch_all(db)

@@ -29,6 +29,8 @@ pub mod names {
     /// See [`super::METRICS`].
     pub const LEASE_MARGIN: &str = "lockstep_lease_margin_seconds";
     /// See [`super::METRICS`].
+    pub const LEASE_TRUST: &str = "lockstep_lease_trust_seconds";
+    /// See [`super::METRICS`].
     pub const LEASE_CONFIRMED: &str = "lockstep_lease_confirmed_timestamp_seconds";
     /// See [`super::METRICS`].
     pub const LEASE_OWNED: &str = "lockstep_lease_owned_accounts";
@@ -98,6 +100,12 @@ pub const METRICS: &[Metric] = &[
         Unit::Seconds,
         &[],
         "Time that was left on the oldest held lease when the last cycle confirmed it.",
+    ),
+    Metric::gauge(
+        names::LEASE_TRUST,
+        Unit::Seconds,
+        &[],
+        "How long after the beginning of a confirmed lease cycle its leases are trusted: lease minus fence, as the node is set.",
     ),
     Metric::gauge(
         names::LEASE_CONFIRMED,

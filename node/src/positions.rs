@@ -13,6 +13,7 @@
 //! what was closed in parts by Lockstep, and a copy closed by hand is found by its owner.
 
 use crate::causes::with_causes;
+use crate::writer::states::live_states;
 use futures_util::stream::{self, StreamExt};
 use reconcile::{Surplus, Volumes, surplus, target_lots};
 use rust_decimal::Decimal;
@@ -160,7 +161,7 @@ pub struct Which {
 
 /// Links that are not deleted, or still have a live copy; by number.
 pub async fn links(db: &mut PgConnection, which: Which) -> Result<Vec<LinkRow>, sqlx::Error> {
-    let rows = sqlx::query(
+    let rows = sqlx::query(concat!(
         "select l.id, l.master_id, l.follower_id, l.copy_pendings, m.name as master, f.name as follower, \
          extract(epoch from clock_timestamp() - s.written_at)::float8 as age \
          from copy_links l join trading_accounts m on m.id = l.master_id \
@@ -169,8 +170,10 @@ pub async fn links(db: &mut PgConnection, which: Which) -> Result<Vec<LinkRow>, 
              and f.node_id is not null \
          where ($1::bigint is null or l.id = $1) and ($2::bigint is null or $2 in (l.master_id, l.follower_id)) \
          and (l.deleted_at is null or exists (select 1 from pairs p where p.link_id = l.id \
-             and p.state in ('sending', 'open', 'closing'))) and l.id > $3 order by l.id limit $4",
-    )
+             and p.state in ",
+        live_states!(),
+        ")) and l.id > $3 order by l.id limit $4",
+    ))
     .bind(which.link)
     .bind(which.account)
     .bind(which.after)
@@ -412,16 +415,19 @@ async fn rows(
     link: i64,
     tickets: &[i64],
 ) -> Result<Vec<CopyRow>, sqlx::Error> {
-    let rows = sqlx::query(
+    let rows = sqlx::query(concat!(
         "select distinct on (p.master_ticket) p.master_ticket, p.follower_ticket, p.state, p.symbol, p.side, \
          p.is_pending, p.lots_at_open, p.master_lots_at_open, p.lots_step, p.lots_min, p.reason, \
          (select coalesce(sum(e.lots), 0) from copy_events e where e.link_id = p.link_id \
              and e.master_ticket = p.master_ticket and e.action = 'reduce_copy' and e.outcome = 'done' \
              and p.state in ('open', 'closing')) as reduced \
          from pairs p where p.link_id = $1 and p.follower_id = (select follower_id from copy_links where id = $1) \
-         and (p.state in ('sending', 'open', 'closing') or p.master_ticket = any($2)) \
-         order by p.master_ticket, p.state in ('sending', 'open', 'closing') desc, p.written_at desc",
-    )
+         and (p.state in ",
+        live_states!(),
+        " or p.master_ticket = any($2)) order by p.master_ticket, p.state in ",
+        live_states!(),
+        " desc, p.written_at desc",
+    ))
     .bind(link)
     .bind(tickets)
     .fetch_all(db)

@@ -52,7 +52,8 @@ pub struct PairTold {
 /// An event's row, and what it means.
 #[derive(Debug, Clone, Default, Serialize, ToSchema)]
 pub struct EventTold {
-    /// When, UTC.
+    /// When, by the node's clock.
+    #[schema(format = DateTime)]
     pub at: String,
     /// The node that did it.
     pub node: String,
@@ -138,8 +139,8 @@ pub async fn read(
 
 /// What [`event_told`] reads of a row `e` of `copy_events`.
 pub(crate) const EVENT_COLUMNS: &str =
-    "to_char(e.at at time zone 'UTC', 'YYYY-MM-DD HH24:MI:SS.MS') as at, e.node_id, e.lease_token,
-     e.action, e.outcome, e.reason, e.follower_ticket, e.lots::text as lots, e.price::text as price,
+    "to_char(e.at at time zone 'UTC', 'YYYY-MM-DD\"T\"HH24:MI:SS.MS\"Z\"') as at, e.node_id,
+     e.lease_token, e.action, e.outcome, e.reason, e.follower_ticket, e.lots::text as lots, e.price::text as price,
      e.own_time_us, e.broker_time_us";
 
 /// An event of a row that has [`EVENT_COLUMNS`].

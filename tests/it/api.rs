@@ -54,7 +54,7 @@ async fn until_answered(
     .await
 }
 
-/// Something that the description has, with numbers in the place of names.
+/// Something that the description has and that needs a token, with numbers in the place of names.
 struct Described {
     method: String,
     path: String,
@@ -63,7 +63,7 @@ struct Described {
     has_body: bool,
 }
 
-/// Everything that the description has; names in paths are this.
+/// Everything that the description has and that needs a token; names in paths are this.
 fn described(name: &str) -> Vec<Described> {
     let mut all = Vec::new();
     for (path, methods) in description()["paths"].as_object().unwrap() {
@@ -74,6 +74,7 @@ fn described(name: &str) -> Vec<Described> {
                 "see" => "read",
                 "act" => "operate",
                 "administer" => "admin",
+                "probe" => continue,
                 other => panic!("{path}: {other}"),
             };
             let has_body = operation["requestBody"].is_object();
@@ -234,21 +235,38 @@ async fn refusals_are_problems(api: &Client) {
         ("GET", "/v1/links?limit=501", &[], None, 422, "500"),
         ("GET", "/v1/links?after=-1", &[], None, 422, "after"),
         ("GET", "/v1/pairs?link=0", &[], None, 422, "link"),
-        ("GET", "/v1/links?limitt=5", &[], None, 422, "limitt"),
+        (
+            "GET",
+            "/v1/links?limit=many",
+            &[],
+            None,
+            422,
+            "query: limit: must be a whole number, got",
+        ),
+        ("GET", "/v1/links?limitt=5", &[], None, 422, "query: limitt: there is no such field"),
         ("GET", "/v1/nodes?x=1", &[], None, 422, "x"),
         ("GET", "/v1/stream?lnk=1", &[], None, 422, "lnk"),
         ("GET", "/v1/pairs?state=odd", &[], None, 422, "odd"),
         ("GET", "/v1/pairs?after=0", &[], None, 422, "after"),
         ("GET", "/v1/events?link=abc", &[], None, 422, "link"),
-        ("GET", "/v1/events?action=Open", &[], None, 422, "action"),
-        ("GET", "/v1/why/1/abc", &[], None, 404, "abc"),
+        ("GET", "/v1/events?action=opened", &[], None, 422, "action: must be one of adopt_copy, "),
+        ("GET", "/v1/events?outcome=odd", &[], None, 422, "done, skipped, rejected, not_sent"),
+        ("GET", "/v1/why/1/abc", &[], None, 404, "path: ticket: must be a whole number from 1 to"),
+        ("GET", "/v1/why/0/abc", &[], None, 404, "got \"0\""),
         ("GET", "/v1/why/99/1", &[], None, 404, "99"),
         ("PUT", "/v1/links/1/mode", &[], Some("{\"mode\":\"copy\"}"), 415, "application/json"),
         ("PUT", "/v1/links/1/mode", &[JSON], Some("{\"mode\":"), 400, "body"),
         ("PUT", "/v1/links/1/mode", &[JSON], None, 400, "body"),
-        ("PUT", "/v1/links/1/mode", &[JSON], Some("{\"mode\":\"stop\"}"), 422, "stop"),
+        (
+            "PUT",
+            "/v1/links/1/mode",
+            &[JSON],
+            Some("{\"mode\":\"stop\"}"),
+            422,
+            "body: mode: must be one of copy, close_only, paused, got \"stop\"",
+        ),
         ("PUT", "/v1/links/1/mode", &[JSON], Some("{\"mood\":\"copy\"}"), 422, "mood"),
-        ("PUT", "/v1/links/1/mode", &[JSON], Some("{}"), 422, "mode"),
+        ("PUT", "/v1/links/1/mode", &[JSON], Some("{}"), 422, "body: mode: is missing"),
         ("PUT", "/v1/links/1/mode", &[JSON], Some(&large), 413, "bytes"),
         ("PUT", "/v1/links/99/mode", &[JSON], Some("{\"mode\":\"copy\"}"), 404, "99"),
         ("PUT", "/v1/accounts/99/mode", &[JSON], Some("{\"mode\":\"copy\"}"), 404, "99"),
@@ -420,6 +438,8 @@ async fn minutes_are_told_one_by_one(world: &World, api: &Client) {
     let window = paged(api, &format!("/v1/uptime/old?{window}"), 2).await;
     assert_eq!(window, day[worst + 1..=worst + 7], "the end of a window is not in it");
     api.get("/v1/uptime/nobody").await.assert_problem(404, "nobody");
+    let turned = format!("/v1/uptime/old?since={}&until={}", began(worst), began(worst + 7));
+    api.get(&turned).await.assert_problem(422, "until: must not be before since");
     for odd in ["since=yesterday", "until=2026-11-30", "after=1", "limit=0", "limit=501"] {
         let field = odd.split('=').next().unwrap();
         api.get(&format!("/v1/uptime/old?{odd}")).await.assert_problem(422, field);

@@ -1,19 +1,66 @@
-//! Asking the owner of an account for something, over the bus.
+//! The owner of an account: who it is by the database, and asking it for something over the bus.
 //!
-//! In: a request, a connection, and who owns the account by the database. Out: the owner's answer, or why
-//! there is none within [`ANSWER_LIMIT`].
+//! In: an account; a request, a connection, and the owner. Out: what its row says; the owner's answer, or
+//! why there is none within [`ANSWER_LIMIT`].
 //!
-//! Invariant: a request without an answer has not been refused, and may still be carried out.
+//! Invariants:
+//! 1. Whoever's lease has ended by the database's clock is not told as the owner.
+//! 2. A request without an answer has not been refused, and may still be carried out.
 
 use crate::causes::with_causes;
 use bus::BusError;
 use futures_util::StreamExt;
 use schemas::control::{ControlReply, ControlRequest};
-use schemas::{codec, subject};
+use schemas::{AccountId, codec, subject};
+use sqlx::{PgConnection, Row};
 use std::time::Duration;
 
 /// Longest wait for an answer: the owner reads its account at the broker, 10 s at most, and the way.
 pub const ANSWER_LIMIT: Duration = Duration::from_secs(12);
+
+/// Who has an account, by its row.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Owned {
+    /// The account.
+    pub account: AccountId,
+    /// Its name.
+    pub name: String,
+    /// Nodes may own it.
+    pub is_enabled: bool,
+    /// No node is ever to own it: its publisher is another program.
+    pub is_external: bool,
+    /// The node that had it last, whether its lease lasts or not; nothing where it was given back.
+    pub last_node: Option<String>,
+    /// The token of the last tenure.
+    pub token: i64,
+    /// That node's lease lasts.
+    pub is_leased: bool,
+}
+
+impl Owned {
+    /// The owner; nothing without one, and where its lease has ended.
+    pub fn owner(&self) -> Option<&str> {
+        self.last_node.as_deref().filter(|_| self.is_leased)
+    }
+}
+
+/// Who has this account; nothing if there is no such account.
+pub async fn of(db: &mut PgConnection, account: AccountId) -> Result<Option<Owned>, sqlx::Error> {
+    let row = sqlx::query(
+        "select name, enabled, platform = 'external' as is_external, node_id, lease_token, lease_until > clock_timestamp() as is_leased \
+         from trading_accounts where id = $1",
+    );
+    let row = row.bind(account.as_i64()).fetch_optional(db).await?;
+    Ok(row.map(|row| Owned {
+        account,
+        name: row.get("name"),
+        is_enabled: row.get("enabled"),
+        is_external: row.get("is_external"),
+        last_node: row.get("node_id"),
+        token: row.get("lease_token"),
+        is_leased: row.get("is_leased"),
+    }))
+}
 
 /// Why there is no answer.
 #[derive(Debug, thiserror::Error)]
@@ -82,5 +129,45 @@ pub async fn ask(
     match reply.refused {
         None => Ok(reply),
         Some(reason) => Err(AskError::Refused { node: reply.node.to_string(), reason }),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::directory::{NewAccount, add_account};
+
+    #[tokio::test]
+    async fn a_node_whose_lease_has_ended_is_named_and_not_told_as_the_owner() {
+        let server = devstack::shared_postgres().await.unwrap();
+        let url = server.create_database("owner").await.unwrap();
+        let mut db = crate::database::connect_migrated(&url, "test").await.unwrap();
+        let mut accounts = Vec::new();
+        for name in ["free", "late", "held"] {
+            let (name, platform) = (name.to_owned(), "paper".to_owned());
+            let connection = serde_json::json!({ "address": "127.0.0.1:9" });
+            let new = NewAccount { name, platform, connection, enabled: true };
+            accounts.push(add_account(&mut db, &new).await.unwrap());
+        }
+        sqlx::raw_sql(
+            "update trading_accounts set node_id = 'n-1', lease_token = 7, \
+             lease_until = clock_timestamp() + interval '1 hour' where name = 'held'; \
+             update trading_accounts set node_id = 'n-1', lease_token = 6, enabled = false, \
+             lease_until = clock_timestamp() - interval '1 s' where name = 'late'",
+        )
+        .execute(&mut db)
+        .await
+        .unwrap();
+        let mut seen = Vec::new();
+        for account in accounts {
+            let owned = of(&mut db, account).await.unwrap().unwrap();
+            let owner = owned.owner().map(str::to_owned);
+            seen.push((owned.name, owned.is_enabled, owned.last_node, owned.token, owner));
+        }
+        let node = || Some("n-1".to_owned());
+        assert_eq!(seen[0], ("free".to_owned(), true, None, 0, None));
+        assert_eq!(seen[1], ("late".to_owned(), false, node(), 6, None));
+        assert_eq!(seen[2], ("held".to_owned(), true, node(), 7, node()));
+        assert_eq!(of(&mut db, AccountId::new(99).unwrap()).await.unwrap(), None);
     }
 }

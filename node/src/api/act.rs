@@ -17,6 +17,7 @@ use super::read::NoFilter;
 use super::refusals::{ChangeRefusals, CloseRefusals};
 use super::tokens::Caller;
 use crate::account::asking::NotAsked;
+use crate::account::owner::{self, Owned};
 use crate::directory::{self, Mode};
 use crate::follower::{CloseAnswer, NotNow, TicketKey};
 use axum::extract::State;
@@ -202,15 +203,12 @@ async fn elsewhere(api: &ApiState, follower: AccountId) -> Result<Problem, Probl
     let me = &api.context;
     let is_mine = me.gate.permission(follower, me.clock.now()).is_some();
     let mut db = api.database().await?;
-    let row = sqlx::query(
-        "select node_id, enabled, lease_until > clock_timestamp() as is_good \
-         from trading_accounts where id = $1",
-    );
-    let row = row.bind(follower.as_i64()).fetch_one(&mut *db).await?;
+    let owned = owner::of(&mut db, follower).await?;
     db.give_back();
-    let owner: Option<String> = row.get("node_id");
+    let no_such = || Problem::not_found(format!("there is no account {follower}"));
+    let Owned { last_node, is_leased, is_enabled, .. } = owned.ok_or_else(no_such)?;
     let after = TAKEOVER_RETRY_S;
-    Ok(match owner {
+    Ok(match last_node {
         Some(owner) if owner == me.node.as_str() && is_mine => Problem::unavailable(
             "no_session",
             "this node has the account, and no session of it at the broker is open",
@@ -221,10 +219,10 @@ async fn elsewhere(api: &ApiState, follower: AccountId) -> Result<Problem, Probl
             "this node has the account, and its lease is not confirmed",
             after,
         ),
-        Some(owner) if row.get("is_good") => {
+        Some(owner) if is_leased => {
             Problem::misdirected(format!("account {follower} is at another node"), owner)
         }
-        Some(_) | None => Problem::ownerless(follower, row.get("enabled"), after),
+        Some(_) | None => Problem::ownerless(follower, is_enabled, after),
     })
 }
 

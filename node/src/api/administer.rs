@@ -27,7 +27,6 @@ use schemas::AccountId;
 use schemas::codec::VERSION;
 use schemas::control::{ControlRequest, ControlVerb};
 use serde::Serialize;
-use sqlx::Row;
 use std::sync::Arc;
 use utoipa::ToSchema;
 
@@ -131,16 +130,12 @@ pub(super) async fn release(
 
 async fn owner_of(api: &ApiState, account: AccountId) -> Result<String, Problem> {
     let mut db = api.database().await?;
-    let row = sqlx::query(
-        "select enabled, case when lease_until > clock_timestamp() then node_id end as node \
-         from trading_accounts where id = $1",
-    );
-    let row = row.bind(account.as_i64()).fetch_optional(&mut *db).await?;
+    let owned = owner::of(&mut db, account).await?;
     db.give_back();
     let no_such = || Problem::not_found(format!("there is no account {account}"));
-    let row = row.ok_or_else(no_such)?;
-    let node: Option<String> = row.get("node");
-    node.ok_or_else(|| Problem::ownerless(account, row.get("enabled"), OWNER_RETRY_S))
+    let owned = owned.ok_or_else(no_such)?;
+    let node = owned.owner().map(str::to_owned);
+    node.ok_or_else(|| Problem::ownerless(account, owned.is_enabled, OWNER_RETRY_S))
 }
 
 fn cut_from_bus() -> Problem {

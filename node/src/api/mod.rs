@@ -24,6 +24,7 @@ mod act;
 mod administer;
 mod auth;
 mod extract;
+mod given;
 mod keys;
 mod listen;
 pub mod metrics;
@@ -43,14 +44,15 @@ use crate::causes::with_causes;
 use crate::config::NodeConfig;
 use crate::database;
 use crate::lease::LeaseState;
+use axum::Router;
 use axum::extract::{Request, State};
 use axum::http::{HeaderValue, Method, Uri, header};
 use axum::middleware::{self, Next};
 use axum::response::{IntoResponse, Response};
-use axum::{Router, routing};
 use keys::Keys;
 use listen::Patience;
 use problem::Problem;
+use refusals::ProbeRefusals;
 use sqlx::pool::PoolConnection;
 use sqlx::postgres::{PgPool, PgPoolOptions};
 use sqlx::{PgConnection, Postgres};
@@ -222,6 +224,7 @@ pub fn start(
     tags(
         (name = "see", description = "What there is; needs a token of scope `read`"),
         (name = "act", description = "What can be done; needs a token of scope `operate`"),
+        (name = "probe", description = "Whether the node lives and works; needs no token"),
         (name = "administer", description = "Who may use the API, and which node has an account; needs a token of scope `admin`"),
     )
 )]
@@ -239,7 +242,8 @@ impl utoipa::Modify for Described {
     }
 }
 
-fn described() -> OpenApiRouter<Arc<ApiState>> {
+/// Everything that a token is needed for.
+fn with_token() -> OpenApiRouter<Arc<ApiState>> {
     OpenApiRouter::with_openapi(Description::openapi())
         .routes(routes!(read::accounts))
         .routes(routes!(read::links))
@@ -261,13 +265,18 @@ fn described() -> OpenApiRouter<Arc<ApiState>> {
         .routes(routes!(administer::release))
 }
 
+/// What anybody may ask.
+fn without_token() -> OpenApiRouter<Arc<ApiState>> {
+    OpenApiRouter::new().routes(routes!(livez)).routes(routes!(readyz))
+}
+
 fn router(state: Arc<ApiState>) -> Router {
-    let (v1, _) = described().split_for_parts();
+    let (v1, _) = with_token().split_for_parts();
+    let (probes, _) = without_token().split_for_parts();
     v1.method_not_allowed_fallback(method_not_allowed)
         .layer(middleware::from_fn_with_state(Arc::clone(&state), auth::authorize))
         .layer(middleware::from_fn_with_state(Arc::clone(&state), bounded))
-        .route("/livez", routing::get(livez))
-        .route("/readyz", routing::get(readyz))
+        .merge(probes)
         .method_not_allowed_fallback(method_not_allowed)
         .fallback(nothing_there)
         .layer(middleware::from_fn(plain))
@@ -309,20 +318,24 @@ async fn method_not_allowed(method: Method, uri: Uri) -> Problem {
     Problem::method(format!("{method} is nothing that {} knows", uri.path()))
 }
 
-/// The process runs. Nothing else is looked at: a node without a database must not be restarted.
+/// Whether the process runs. Nothing else is looked at: a node without a database must not be restarted.
+#[utoipa::path(get, path = "/livez", tag = "probe", security(()),
+    responses((status = 200, description = "It does: `ok`", content_type = "text/plain", body = String)))]
 async fn livez() -> &'static str {
     "ok\n"
 }
 
-/// The node can do its work: a lease cycle was confirmed so lately that orders may leave, and the bus is
-/// there.
+/// Whether the node can do its work: a lease cycle was confirmed so lately that orders may leave, and the bus
+/// is there.
+#[utoipa::path(get, path = "/readyz", tag = "probe", security(()),
+    responses((status = 200, description = "It can: `ok`", content_type = "text/plain", body = String), ProbeRefusals))]
 async fn readyz(State(api): State<Arc<ApiState>>) -> Result<&'static str, Problem> {
     let missing = not_ready(&api);
     if missing.is_empty() {
         return Ok("ok\n");
     }
     let detail = format!("not there: {}", missing.join(", "));
-    Err(Problem::unavailable("not_ready", detail, problem::RETRY_AFTER_S))
+    Err(Problem::unavailable(Problem::NOT_READY, detail, problem::RETRY_AFTER_S))
 }
 
 /// How long after a confirmed cycle began the node is ready: no longer than an order may leave.
@@ -348,9 +361,14 @@ mod tests {
     use super::*;
     use std::collections::BTreeSet;
 
+    /// The description of all there is.
+    fn described() -> utoipa::openapi::OpenApi {
+        with_token().merge(without_token()).into_openapi()
+    }
+
     /// Path, method and tag of everything that is described.
     fn operations() -> Vec<(String, String, String)> {
-        let api = serde_json::to_value(described().into_openapi()).unwrap();
+        let api = serde_json::to_value(described()).unwrap();
         let mut all = Vec::new();
         for (path, methods) in api["paths"].as_object().unwrap() {
             for (method, operation) in methods.as_object().unwrap() {
@@ -367,13 +385,26 @@ mod tests {
         for (path, method, tag) in operations() {
             match tag.as_str() {
                 "administer" => drop(for_admins.insert(path)),
-                "see" => assert_eq!(method, "get", "{path}"),
+                "see" | "probe" => assert_eq!(method, "get", "{path}"),
                 "act" => assert_ne!(method, "get", "{path}"),
                 other => panic!("{path}: {other}"),
             }
         }
         let needed: BTreeSet<String> = auth::FOR_ADMINS.iter().map(|p| (*p).to_owned()).collect();
         assert_eq!(for_admins, needed);
+    }
+
+    #[test]
+    fn a_token_is_needed_for_everything_but_the_probes() {
+        let api = serde_json::to_value(described()).unwrap();
+        assert_eq!(api["security"], serde_json::json!([{ "token": [] }]));
+        for (path, method, tag) in operations() {
+            let own = &api["paths"][&path][&method]["security"];
+            let is_open = *own == serde_json::json!([{}]);
+            assert!(is_open || own.is_null(), "{path}: {own}");
+            assert_eq!(is_open, tag == "probe", "{path}");
+            assert_eq!(is_open, !path.starts_with("/v1/"), "{path}");
+        }
     }
 
     #[test]
@@ -395,15 +426,14 @@ mod tests {
         let described: BTreeSet<String> = operations().into_iter().map(|(path, ..)| path).collect();
         let counted: BTreeSet<String> = metrics::ROUTES.iter().map(|r| (*r).to_owned()).collect();
         let more: Vec<&String> = counted.difference(&described).collect();
-        assert_eq!(more, ["/livez", "/readyz", "none"]);
+        assert_eq!(more, ["none"]);
         assert!(described.is_subset(&counted), "{described:?}");
     }
 
     #[test]
     fn the_description_is_the_one_that_the_handlers_make() {
         let path = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("openapi.json");
-        let api = described().into_openapi();
-        let made = api.to_pretty_json().unwrap() + "\n";
+        let made = described().to_pretty_json().unwrap() + "\n";
         if std::env::var_os("LOCKSTEP_BLESS").is_some() {
             std::fs::write(&path, &made).unwrap();
         }

@@ -11,7 +11,7 @@
 //! 3. No database connection is held while masters are asked.
 
 use super::ApiState;
-use super::extract::{At, Filter};
+use super::extract::{At, Filter, limited, place};
 use super::problem::{Problem, RETRY_AFTER_S};
 use super::read::{Answer, Page};
 use super::refusals::PositionRefusals;
@@ -44,8 +44,8 @@ pub(super) struct LinkFilter {
     #[param(value_type = Option<i64>, minimum = 0, maximum = 9223372036854775807_i64)]
     after: Option<u64>,
     /// So many links at most; 20 if nobody says.
-    #[param(minimum = 1, maximum = 20)]
-    limit: Option<u16>,
+    #[param(value_type = Option<u16>, minimum = 1, maximum = 20)]
+    limit: Option<u64>,
 }
 
 /// A link and its trades.
@@ -75,16 +75,7 @@ pub(super) async fn positions(
     At(account): At<AccountId>,
     Filter(part): Filter<LinkFilter>,
 ) -> Answer<Page<LinkPositions>> {
-    let size = match part.limit {
-        None => LINKS_MAX,
-        Some(size @ 1..=LINKS_MAX) => size,
-        Some(other) => {
-            let detail = format!("query: limit: must be 1 to {LINKS_MAX}, got {other}");
-            return Err(Problem::invalid(detail));
-        }
-    };
-    let after = i64::try_from(part.after.unwrap_or(0))
-        .map_err(|_| Problem::invalid("query: after: there is no such number"))?;
+    let (size, after) = (limited(part.limit, LINKS_MAX, LINKS_MAX)?, place(part.after)?);
     let links = links_of(&api, account, after, size).await?;
     let Ok(_room) = api.comparisons.try_acquire() else {
         let detail = format!("{COMPARISONS_MAX} requests ask masters already");

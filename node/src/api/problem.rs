@@ -51,6 +51,8 @@ pub(super) struct Problem {
 impl Problem {
     /// The reason where too much is under way.
     pub(super) const BUSY: &str = "busy";
+    /// The reason where a node cannot do its work.
+    pub(super) const NOT_READY: &str = "not_ready";
     /// The reason where it was not done in time.
     pub(super) const SLOW: &str = "slow";
 

@@ -11,14 +11,17 @@
 //! Not covered: what has not been written yet; rows follow the orders by about 100 ms.
 
 use super::ApiState;
-use super::extract::{At, Filter, PAGE_MAX, page_size};
+use super::extract::{At, Filter, PAGE_MAX, page_size, place};
+use super::given::{one_of, shown};
 use super::problem::Problem;
 use super::refusals::{ListRefusals, OneRefusals};
 use crate::directory::{self, Mode};
 use crate::lease;
 use crate::story::{self, Story};
+use crate::writer::states::live_states;
 use axum::Json;
 use axum::extract::State;
+use reconcile::CopyStep;
 use rust_decimal::Decimal;
 use schemas::{AccountId, LinkId, MasterTicket};
 use serde::{Deserialize, Serialize};
@@ -26,7 +29,9 @@ use sqlx::postgres::{PgRow, Postgres};
 use sqlx::{QueryBuilder, Row};
 use std::sync::Arc;
 use time::OffsetDateTime;
-use utoipa::{IntoParams, ToSchema};
+use utoipa::openapi::RefOr;
+use utoipa::openapi::schema::{ObjectBuilder, Schema, Type};
+use utoipa::{IntoParams, PartialSchema, ToSchema};
 use uuid::Uuid;
 
 /// One page of a list.
@@ -59,14 +64,13 @@ pub(super) struct ByNumber {
     #[param(value_type = Option<i64>, minimum = 0, maximum = 9223372036854775807_i64)]
     after: Option<u64>,
     /// So many rows at most; 100 if nobody says.
-    #[param(minimum = 1, maximum = 500)]
-    pub(super) limit: Option<u16>,
+    #[param(value_type = Option<u16>, minimum = 1, maximum = 500)]
+    pub(super) limit: Option<u64>,
 }
 
 impl ByNumber {
     pub(super) fn place(&self) -> Result<i64, Problem> {
-        i64::try_from(self.after.unwrap_or(0))
-            .map_err(|_| Problem::invalid("query: after: there is no such number"))
+        place(self.after)
     }
 }
 
@@ -332,7 +336,7 @@ impl StateFilter {
     fn words(self) -> &'static str {
         // Written out, so that the planner sees the condition of the index that belongs to it.
         match self {
-            StateFilter::Live => "state in ('sending', 'open', 'closing')",
+            StateFilter::Live => concat!("state in ", live_states!()),
             StateFilter::Sending => "state = 'sending'",
             StateFilter::Open => "state = 'open'",
             StateFilter::Closing => "state = 'closing'",
@@ -361,8 +365,8 @@ pub(super) struct PairFilter {
     #[param(value_type = Option<String>, pattern = "^[0-9a-f]{64}$")]
     after: Option<PairCursor>,
     /// So many rows at most; 100 if nobody says.
-    #[param(minimum = 1, maximum = 500)]
-    limit: Option<u16>,
+    #[param(value_type = Option<u16>, minimum = 1, maximum = 500)]
+    limit: Option<u64>,
 }
 
 /// Place in the list of pairs: link, ticket and id, in hex.
@@ -383,28 +387,31 @@ impl TryFrom<String> for PairCursor {
     type Error = NoCursor;
 
     fn try_from(text: String) -> Result<Self, NoCursor> {
-        let [link, ticket, high, low] = hex_words(&text).ok_or(NoCursor)?;
+        let [link, ticket, high, low] = hex_words(text)?;
         let id = Uuid::from_u64_pair(high, low);
         Ok(PairCursor { link: link.cast_signed(), ticket: ticket.cast_signed(), id })
     }
 }
 
 /// Text that is no place in a list.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
-#[error("after: must be the `next` of an earlier page")]
-pub(super) struct NoCursor;
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[error("must be the `next` of an earlier page, got {}", shown(.0))]
+pub(super) struct NoCursor(String);
 
 /// So many words of sixteen hex digits, and nothing else.
-pub(super) fn hex_words<const N: usize>(text: &str) -> Option<[u64; N]> {
+pub(super) fn hex_words<const N: usize>(text: String) -> Result<[u64; N], NoCursor> {
     let is_hex = text.bytes().all(|b| b.is_ascii_digit() || (b'a'..=b'f').contains(&b));
     if text.len() != 16 * N || !is_hex {
-        return None;
+        return Err(NoCursor(text));
     }
     let mut words = [0; N];
     for (place, word) in words.iter_mut().enumerate() {
-        *word = u64::from_str_radix(&text[16 * place..16 * (place + 1)], 16).ok()?;
+        match u64::from_str_radix(&text[16 * place..16 * (place + 1)], 16) {
+            Ok(read) => *word = read,
+            Err(_) => return Err(NoCursor(text)),
+        }
     }
-    Some(words)
+    Ok(words)
 }
 
 macro_rules! deserialized_from_text {
@@ -568,8 +575,8 @@ pub(super) struct EventFilter {
     /// Of this trade of the master.
     #[param(value_type = Option<i64>, minimum = 1, maximum = 9223372036854775807_i64)]
     ticket: Option<MasterTicket>,
-    /// Of this step, such as `open_copy`.
-    #[param(value_type = Option<String>, pattern = "^[a-z][a-z_]{1,31}$")]
+    /// Of this step.
+    #[param(inline)]
     action: Option<Action>,
     /// That ended so.
     #[param(inline)]
@@ -578,31 +585,36 @@ pub(super) struct EventFilter {
     #[param(value_type = Option<String>, pattern = "^[0-9a-f]{48}$")]
     after: Option<EventCursor>,
     /// So many rows at most; 100 if nobody says.
-    #[param(minimum = 1, maximum = 500)]
-    limit: Option<u16>,
+    #[param(value_type = Option<u16>, minimum = 1, maximum = 500)]
+    limit: Option<u64>,
 }
 
 /// The word of a step.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub(super) struct Action(String);
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) struct Action(&'static str);
 
 impl TryFrom<String> for Action {
     type Error = NoAction;
 
     fn try_from(text: String) -> Result<Self, NoAction> {
-        let begins = text.bytes().next().is_some_and(|b| b.is_ascii_lowercase());
-        let goes_on = text.bytes().all(|b| b.is_ascii_lowercase() || b == b'_');
-        match begins && goes_on && (2..=32).contains(&text.len()) {
-            true => Ok(Action(text)),
-            false => Err(NoAction),
-        }
+        let known = CopyStep::WORDS.iter().find(|word| **word == text);
+        known.map(|word| Action(word)).ok_or(NoAction(text))
     }
 }
 
+impl PartialSchema for Action {
+    fn schema() -> RefOr<Schema> {
+        let words = CopyStep::WORDS.iter().copied();
+        ObjectBuilder::new().schema_type(Type::String).enum_values(Some(words)).into()
+    }
+}
+
+impl ToSchema for Action {}
+
 /// Text that is no word of a step.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
-#[error("action: must be the word of a step, such as open_copy")]
-pub(super) struct NoAction;
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[error("{}, got {}", one_of(CopyStep::WORDS), shown(.0))]
+pub(super) struct NoAction(String);
 
 /// Place in the list of events: time in microseconds, and id, in hex.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -621,7 +633,7 @@ impl TryFrom<String> for EventCursor {
     type Error = NoCursor;
 
     fn try_from(text: String) -> Result<Self, NoCursor> {
-        let [at_us, high, low] = hex_words(&text).ok_or(NoCursor)?;
+        let [at_us, high, low] = hex_words(text)?;
         Ok(EventCursor { at_us: at_us.cast_signed(), id: Uuid::from_u64_pair(high, low) })
     }
 }
@@ -789,7 +801,23 @@ mod tests {
         assert_eq!(EventCursor::try_from(event.to_string()), Ok(event));
         assert_eq!(event.at(), OffsetDateTime::UNIX_EPOCH);
         for odd in ["", "0", &"g".repeat(64), &"F".repeat(64), &"0".repeat(63), &"é".repeat(32)] {
-            assert_eq!(PairCursor::try_from(odd.to_owned()), Err(NoCursor), "{odd}");
+            assert_eq!(
+                PairCursor::try_from(odd.to_owned()),
+                Err(NoCursor(odd.to_owned())),
+                "{odd}"
+            );
+        }
+    }
+
+    #[test]
+    fn a_word_that_is_no_step_is_refused_with_those_that_are() {
+        for word in CopyStep::WORDS {
+            assert_eq!(Action::try_from((*word).to_owned()), Ok(Action(word)));
+        }
+        for odd in ["", "open", "Open_copy", "opened_copy"] {
+            let refused = Action::try_from(odd.to_owned()).unwrap_err().to_string();
+            assert!(refused.contains("skip_open, close_duplicate, "), "{refused}");
+            assert!(refused.ends_with(&format!(", got {odd:?}")), "{refused}");
         }
     }
 

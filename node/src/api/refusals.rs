@@ -108,3 +108,16 @@ refusals! {
     Conflict = 409 "It is the token that asks: another one has to take it back, or the command line",
     Invalid = 422 "A value of the query is wrong, or nobody knows the field",
 }
+
+/// Of the question whether the node can do its work.
+#[derive(IntoResponses)]
+#[allow(dead_code, reason = "described, never made")]
+pub(super) enum ProbeRefusals {
+    #[response(
+        status = 503,
+        description = "It cannot, and the detail names what is not there; `reason` is `not_ready`",
+        content_type = "application/problem+json",
+        headers(("Retry-After" = u32, description = "Seconds until it is worth another try"))
+    )]
+    Unavailable(Problem),
+}

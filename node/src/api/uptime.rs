@@ -12,6 +12,7 @@
 
 use super::ApiState;
 use super::extract::{At, Filter, PAGE_MAX, page_size};
+use super::given::shown;
 use super::problem::Problem;
 use super::read::{Answer, NoCursor, NoFilter, Page, deserialized_from_text, hex_words};
 use super::refusals::{ListRefusals, OneRefusals};
@@ -27,8 +28,8 @@ use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 use std::ops::RangeInclusive;
 use std::sync::Arc;
-use time::OffsetDateTime;
 use time::format_description::well_known::Rfc3339;
+use time::{OffsetDateTime, UtcOffset};
 use utoipa::{IntoParams, ToSchema};
 
 /// The window, where nobody says where it begins: a day.
@@ -66,8 +67,24 @@ pub(super) struct MinuteFilter {
     #[param(value_type = Option<String>, pattern = "^[0-9a-f]{16}$")]
     after: Option<MinuteCursor>,
     /// So many minutes at most; 100 if nobody says.
-    #[param(minimum = 1, maximum = 500)]
-    limit: Option<u16>,
+    #[param(value_type = Option<u16>, minimum = 1, maximum = 500)]
+    limit: Option<u64>,
+}
+
+impl MinuteFilter {
+    /// A window that ends before it begins has no minute, whatever a node was.
+    fn check_window(&self) -> Result<(), Problem> {
+        let (Some(since), Some(until)) = (self.since, self.until) else { return Ok(()) };
+        if until.0 >= since.0 {
+            return Ok(());
+        }
+        let told = |at: Instant| directory::rfc3339(at.0.to_offset(UtcOffset::UTC));
+        Err(Problem::invalid(format!(
+            "query: until: must not be before since, {}, got {}",
+            told(since),
+            told(until)
+        )))
+    }
 }
 
 /// An instant, as RFC 3339 writes it.
@@ -84,15 +101,15 @@ impl Instant {
 }
 
 /// Text that is no instant.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
-#[error("since, until: must be an instant such as 2026-11-30T09:12:00Z")]
-struct NoInstant;
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[error("must be an instant such as 2026-11-30T09:12:00Z, got {}", shown(.0))]
+struct NoInstant(String);
 
 impl TryFrom<String> for Instant {
     type Error = NoInstant;
 
     fn try_from(text: String) -> Result<Self, NoInstant> {
-        OffsetDateTime::parse(&text, &Rfc3339).map(Instant).map_err(|_| NoInstant)
+        OffsetDateTime::parse(&text, &Rfc3339).map(Instant).map_err(|_| NoInstant(text))
     }
 }
 deserialized_from_text!(Instant);
@@ -111,7 +128,7 @@ impl TryFrom<String> for MinuteCursor {
     type Error = NoCursor;
 
     fn try_from(text: String) -> Result<Self, NoCursor> {
-        let [number] = hex_words(&text).ok_or(NoCursor)?;
+        let [number] = hex_words(text)?;
         Ok(MinuteCursor(number.cast_signed()))
     }
 }
@@ -141,6 +158,7 @@ pub(super) async fn minutes(
     Filter(which): Filter<MinuteFilter>,
 ) -> Answer<Page<NodeMinute>> {
     let size = page_size(which.limit)?;
+    which.check_window()?;
     // What cannot be a name never comes near the database.
     let node = NodeId::new(node).map_err(|error| Problem::not_found(format!("path: {error}")))?;
     let mut db = api.database().await?;
@@ -237,6 +255,24 @@ mod tests {
     }
 
     #[test]
+    fn a_window_that_ends_before_it_begins_is_refused() {
+        let window = |since, until| MinuteFilter {
+            since: Some(instant(since)),
+            until: Some(instant(until)),
+            ..filter()
+        };
+        let refused = window("2026-11-30T09:12:00Z", "2026-11-30T10:11:00+01:00").check_window();
+        let refused = serde_json::to_value(refused.unwrap_err()).unwrap();
+        assert_eq!(refused["status"], 422);
+        assert_eq!(
+            refused["detail"],
+            "query: until: must not be before since, 2026-11-30T09:12:00Z, got 2026-11-30T09:11:00Z"
+        );
+        // The same instant, in two zones.
+        assert!(window("2026-11-30T09:12:00Z", "2026-11-30T10:12:00+01:00").check_window().is_ok());
+    }
+
+    #[test]
     fn pages_follow_each_other_and_end_with_what_a_node_keeps() {
         let after = |number| Some(MinuteCursor(number));
         let next = MinuteFilter { after: after(NOW - 50), ..filter() };
@@ -256,7 +292,7 @@ mod tests {
         assert_eq!(MinuteCursor::try_from(cursor.to_string()), Ok(cursor));
         assert!(MinuteCursor::try_from("29000000".to_owned()).is_err());
         for odd in ["", "now", "2026-11-30", "2026-11-30T09:12:00"] {
-            assert_eq!(Instant::try_from(odd.to_owned()), Err(NoInstant), "{odd}");
+            assert_eq!(Instant::try_from(odd.to_owned()), Err(NoInstant(odd.to_owned())), "{odd}");
         }
     }
 }

@@ -4,48 +4,20 @@
 
 use super::on_bus::{BusArg, connected};
 use super::{CliError, DatabaseArg};
-use crate::account::owner::{self, AskError};
-use crate::directory;
-use schemas::AccountId;
+use crate::account::owner::{self, AskError, Owned};
+use crate::directory::{self, DirectoryError};
 use schemas::control::{ControlReply, ControlRequest};
-use sqlx::Row;
 
 /// What is said of an account that no node can be asked about.
 const EXTERNAL: &str =
     "is external: its own publisher leads it, and no node ever owns it or can be asked about it";
 
-/// Who owns an account, by the database.
-#[derive(Debug, Clone)]
-pub(super) struct Owned {
-    /// The account.
-    pub(super) account: AccountId,
-    /// Its name.
-    pub(super) name: String,
-    /// No node is ever to own it: its publisher is another program.
-    pub(super) is_external: bool,
-    /// Its owner; nothing without one, and where its lease has ended.
-    pub(super) node: Option<String>,
-    /// The token of the tenure.
-    pub(super) token: i64,
-}
-
 /// Who owns the account of this name or number.
 pub(super) async fn owner(db: &mut sqlx::PgConnection, name: &str) -> Result<Owned, CliError> {
     let account = directory::account_id(db, name).await?;
-    let row = sqlx::query(
-        "select name, platform = 'external' as is_external, lease_token, case when lease_until > clock_timestamp() then node_id end as node \
-         from trading_accounts where id = $1",
-    )
-    .bind(account.as_i64())
-    .fetch_one(db)
-    .await?;
-    Ok(Owned {
-        account,
-        name: row.get("name"),
-        is_external: row.get("is_external"),
-        node: row.get("node"),
-        token: row.get("lease_token"),
-    })
+    // It may have been deleted meanwhile.
+    let missing = || DirectoryError::NoAccount(name.to_owned());
+    Ok(owner::of(db, account).await?.ok_or_else(missing)?)
 }
 
 /// Asks the owner, whom the database names.
@@ -55,7 +27,7 @@ pub(super) async fn ask(
     request: &ControlRequest,
 ) -> Result<ControlReply, CliError> {
     let what = format!("account {}", owned.name);
-    let Some(node) = &owned.node else {
+    let Some(node) = owned.owner() else {
         return Err(match owned.is_external {
             true => CliError::Usage(format!("{what} {EXTERNAL}")),
             false => CliError::missing(what, "no node owns it right now"),

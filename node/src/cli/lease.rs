@@ -7,6 +7,7 @@ use super::ask::{ask, owner};
 use super::on_bus::BusArg;
 use super::table::{TableRow, or_dash, print_rows};
 use super::{CliError, DatabaseArg, block_on, out};
+use crate::account::owner::Owned;
 use crate::directory::{self, DirectoryError, Waiting};
 use clap::{Args, Subcommand};
 use schemas::codec::VERSION;
@@ -211,7 +212,7 @@ async fn release(db: &mut PgConnection, args: &ReleaseArgs) -> Result<Released, 
     let request = ControlRequest { v: VERSION, account, verb: ControlVerb::Release, link: None };
     let from = ask(&args.bus, &before, &request).await?.node.to_string();
     let left = until(db, &args.account, HANDED_OVER_WITHIN, |now| {
-        now.node.as_ref() != Some(&from) || now.token != before.token
+        now.owner() != Some(from.as_str()) || now.token != before.token
     });
     if left.await?.is_none() {
         return Err(CliError::No(format!(
@@ -221,11 +222,16 @@ async fn release(db: &mut PgConnection, args: &ReleaseArgs) -> Result<Released, 
         )));
     }
     let taken = until(db, &args.account, TAKEN_WITHIN, |now| {
-        now.node.is_some() && now.token != before.token
+        now.owner().is_some() && now.token != before.token
     });
     let to = taken.await?;
     let token = to.as_ref().map_or(before.token, |now| now.token);
-    Ok(Released { account: before.name, from, to: to.and_then(|now| now.node), token })
+    Ok(Released {
+        account: before.name,
+        from,
+        to: to.and_then(|now| now.owner().map(str::to_owned)),
+        token,
+    })
 }
 
 /// Looks until it is so; nothing if it is not within the limit.
@@ -233,8 +239,8 @@ async fn until(
     db: &mut PgConnection,
     account: &str,
     limit: Duration,
-    is_so: impl Fn(&super::ask::Owned) -> bool,
-) -> Result<Option<super::ask::Owned>, CliError> {
+    is_so: impl Fn(&Owned) -> bool,
+) -> Result<Option<Owned>, CliError> {
     let looking = async {
         loop {
             let now = owner(db, account).await?;

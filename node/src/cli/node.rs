@@ -448,3 +448,82 @@ fn print_settings() -> Result<(), CliError> {
     }
     Ok(())
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::credentials::{Holder, MasterKey, MasterKeys, seal};
+    use crate::directory::{NewAccount, add_account, store_credential};
+    use crate::secret::Secret;
+    use parking_lot::Mutex;
+    use std::collections::BTreeMap;
+    use std::io;
+
+    /// What the log says.
+    #[derive(Clone, Default)]
+    struct Lines(Arc<Mutex<Vec<u8>>>);
+
+    impl io::Write for Lines {
+        fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+            self.0.lock().extend_from_slice(bytes);
+            Ok(bytes.len())
+        }
+
+        fn flush(&mut self) -> io::Result<()> {
+            Ok(())
+        }
+    }
+
+    /// What a node with this key is told of the passwords in this database.
+    async fn told(url: &str, key: Option<&MasterKey>) -> String {
+        let mut vars: BTreeMap<String, String> = [
+            ("LOCKSTEP_NODE_NAME", "n"),
+            ("LOCKSTEP_DATABASE_URL", url),
+            ("LOCKSTEP_NATS_URLS", "nats://n"),
+        ]
+        .map(|(name, value)| (name.to_owned(), value.to_owned()))
+        .into();
+        vars.extend(key.map(|key| ("LOCKSTEP_MASTER_KEY".to_owned(), key.to_line().to_string())));
+        let config = NodeConfig::from_vars(&vars).unwrap();
+        let lines = Lines::default();
+        let writer = lines.clone();
+        let log = tracing_subscriber::fmt()
+            .with_max_level(tracing::Level::WARN)
+            .with_ansi(false)
+            .with_writer(move || writer.clone())
+            .finish();
+        let logged = tracing::subscriber::set_default(log);
+        tell_unopened(&config).await;
+        drop(logged);
+        let bytes = lines.0.lock().clone();
+        String::from_utf8(bytes).unwrap()
+    }
+
+    // Nothing but the log has it: without this line, accounts that cannot log in are all there is to see.
+    #[tokio::test]
+    async fn a_node_that_starts_without_the_key_of_the_stored_passwords_says_so() {
+        let server = devstack::shared_postgres().await.unwrap();
+        let url = server.create_database("node-unopened").await.unwrap();
+        let mut db = database::connect_migrated(&url, "test").await.unwrap();
+        let (right, other) = (MasterKey::random().unwrap(), MasterKey::random().unwrap());
+        assert_eq!(told(&url, None).await, "", "nothing is stored");
+        let (name, platform) = ("one".to_owned(), "paper".to_owned());
+        let connection = serde_json::json!({ "address": "127.0.0.1:9" });
+        let new = NewAccount { name, platform, connection, enabled: true };
+        let account = add_account(&mut db, &new).await.unwrap();
+        let keys = MasterKeys::parse(&right.to_line()).unwrap();
+        let holder = Holder { account, platform: "paper" };
+        let sealed = seal(Some(&keys), holder, &Secret::new("open-sesame")).unwrap();
+        store_credential(&mut db, account, &sealed).await.unwrap();
+
+        assert_eq!(told(&url, Some(&right)).await, "");
+        for (key, says) in [
+            (None, "master key: none, and passwords are stored for 1 accounts"),
+            (Some(&other), "master key: none of the keys here opens 1 of 1 stored passwords"),
+        ] {
+            let told = told(&url, key).await;
+            assert!(told.contains("WARN") && told.contains(says), "{says}: {told:?}");
+            assert!(told.contains("LOCKSTEP_MASTER_KEY_FILE"), "{told:?}");
+        }
+    }
+}

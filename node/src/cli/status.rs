@@ -6,6 +6,7 @@ use super::watch::watch;
 use super::{CliError, DatabaseArg, block_on, out};
 use crate::directory::{self, DirectoryError, Mode, Unowned, Waiting};
 use crate::uptime::store::{self, DegradedTime, NodeUptime, read_last_day};
+use crate::writer::states::live_states;
 use clap::Args;
 use serde::Serialize;
 use sqlx::{PgConnection, Row};
@@ -285,10 +286,12 @@ pub async fn read(db: &mut PgConnection) -> Result<Status, CliError> {
 
 async fn nodes(db: &mut PgConnection) -> Result<Vec<NodeStatus>, sqlx::Error> {
     // A node's own word of what it owns is a lease cycle old; the accounts are not.
-    let rows = sqlx::query(
+    let rows = sqlx::query(concat!(
         "with owners as (select a.node_id, count(*) as accounts, min(a.lease_until) as lease_until, \
            coalesce(sum((select count(*) from pairs p where p.follower_id = a.id \
-             and p.state in ('sending', 'open', 'closing'))), 0)::bigint as copies_open \
+             and p.state in ",
+        live_states!(),
+        ")), 0)::bigint as copies_open \
            from trading_accounts a where a.node_id is not null group by a.node_id) \
          select node_id, coalesce(n.alive_until > clock_timestamp(), false) as alive, \
            case when n.alive_until <= clock_timestamp() then n.alive_until end as gone_since, \
@@ -296,7 +299,7 @@ async fn nodes(db: &mut PgConnection) -> Result<Vec<NodeStatus>, sqlx::Error> {
            extract(epoch from o.lease_until - clock_timestamp())::float8 as left_s \
          from lease_nodes n full join owners o using (node_id) \
          order by coalesce(n.alive_until > clock_timestamp(), false) desc, node_id",
-    )
+    ))
     .fetch_all(db)
     .await?;
     let node = |row: &sqlx::postgres::PgRow| NodeStatus {
@@ -355,13 +358,14 @@ async fn untaggable(db: &mut PgConnection) -> Result<Vec<Untaggable>, sqlx::Erro
 }
 
 async fn left_open(db: &mut PgConnection) -> Result<Vec<LeftOpen>, sqlx::Error> {
-    let rows = sqlx::query(
+    let rows = sqlx::query(concat!(
         "select a.name, count(*) as copies_open from pairs p \
          join copy_links l on l.id = p.link_id \
          join trading_accounts a on a.id in (l.master_id, p.follower_id) \
-         where not a.enabled and p.state in ('sending', 'open', 'closing') \
-         group by a.id, a.name order by a.id limit $1",
-    )
+         where not a.enabled and p.state in ",
+        live_states!(),
+        " group by a.id, a.name order by a.id limit $1",
+    ))
     .bind(LISTED_MAX)
     .fetch_all(db)
     .await?;

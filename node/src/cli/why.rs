@@ -198,4 +198,33 @@ mod tests {
         let stranger = link_of(&mut db, "nobody", ticket(9)).await.unwrap_err();
         assert!(matches!(stranger, CliError::Usage(_)), "{stranger}");
     }
+    #[tokio::test]
+    async fn times_of_a_story_are_utc_and_say_so_wherever_the_database_stands() {
+        let server = devstack::shared_postgres().await.unwrap();
+        let url = server.create_database("why-zone").await.unwrap();
+        let mut db = crate::database::connect_migrated(&url, "test").await.unwrap();
+        let mut accounts = Vec::new();
+        for (name, platform) in [("boss", "external"), ("one", "paper")] {
+            let (name, platform) = (name.to_owned(), platform.to_owned());
+            let connection = serde_json::json!({});
+            let new = NewAccount { name, platform, connection, enabled: true };
+            accounts.push(add_account(&mut db, &new).await.unwrap());
+        }
+        let sizing = Sizing::Multiplier(Decimal::ONE);
+        let plain = NewLink::plain(accounts[0], accounts[1], sizing);
+        let link = add_link(&mut db, &plain).await.unwrap();
+        sqlx::raw_sql(
+            "set timezone = 'Asia/Tokyo'; \
+             insert into copy_events (id, at, node_id, lease_token, link_id, follower_id, master_ticket, \
+             action, outcome) select gen_random_uuid(), '2026-01-31T10:00:00.123456+01:00', 'n', 1, id, \
+             follower_id, 7, 'open_copy', 'done' from copy_links",
+        )
+        .execute(&mut db)
+        .await
+        .unwrap();
+        let story =
+            story::read(&mut db, link, MasterTicket::new(7).unwrap()).await.unwrap().unwrap();
+        assert_eq!(story.events[0].at, "2026-01-31T09:00:00.123Z");
+        assert_eq!(story.events[0].cells()[0], "2026-01-31T09:00:00.123Z");
+    }
 }

@@ -481,6 +481,9 @@ impl<S: OwnershipStore> LeaseKeeper<S> {
         metrics::gauge!(names::LEASE_NODES).set(f64::from(reply.fleet.nodes));
         let frozen = self.holdings.claims_are_frozen(self.clock.now());
         metrics::gauge!(names::LEASE_CLAIMS_FROZEN).set(f64::from(u8::from(frozen)));
+        let timing = self.holdings.timing();
+        let trust = timing.lease.saturating_sub(timing.fence);
+        metrics::gauge!(names::LEASE_TRUST).set(trust.as_secs_f64());
         if let Some(margin) = outcome.margin {
             metrics::gauge!(names::LEASE_MARGIN).set(margin.as_secs_f64());
         }

@@ -13,6 +13,7 @@
 use super::LoadedPairs;
 use super::error::WriteError;
 use super::rows::PairRow;
+use super::states::{ended_states, live_states};
 use super::store::fault;
 use reconcile::{EndReason, Pair, PairId, PairState, Rejected, Stops, Volumes};
 use rust_decimal::Decimal;
@@ -29,7 +30,7 @@ use uuid::Uuid;
 pub(super) const LOAD_ROWS_MAX: usize = 20_000;
 
 macro_rules! load {
-    ($condition:literal) => {
+    ($($condition:expr),+) => {
         concat!(
             "select id, link_id, follower_id, master_ticket, follower_ticket, state, is_pending, symbol, side,
                 master_side, lots_at_open, master_lots_at_open, close_price, reason, rejected_stops,
@@ -39,19 +40,21 @@ macro_rules! load {
                 (extract(epoch from opened_at) * 1000000)::bigint as opened_us,
                 (extract(epoch from closed_at) * 1000000)::bigint as closed_us
             from pairs where follower_id = $1 and ",
-            $condition,
+            $($condition,)+
             " order by link_id, master_ticket, id"
         )
     };
 }
 
 // The two lists of states are those of the two partial indexes.
-const LOAD_LIVE: &str = load!("state in ('sending', 'open', 'closing')");
+const LOAD_LIVE: &str = load!("state in ", live_states!());
 
 // A page after ($2, $3, $4).
 const LOAD_ENDED: &str = concat!(
     load!(
-        "state in ('closed', 'failed', 'skipped') and (link_id, master_ticket) >= ($2, $3)
+        "state in ",
+        ended_states!(),
+        " and (link_id, master_ticket) >= ($2, $3)
          and (link_id, master_ticket, id) > ($2, $3, $4)"
     ),
     " limit $5"

@@ -29,6 +29,7 @@ pub mod memory;
 pub mod metrics;
 mod recent;
 mod rows;
+pub(crate) mod states;
 pub mod store;
 mod task;
 

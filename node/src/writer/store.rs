@@ -24,6 +24,7 @@ use super::batch::{Batch, Fault, classify};
 use super::error::WriteError;
 use super::load;
 use super::rows::{AccountStatus, CopyEvent, PairRow, RowKind, bounded_text};
+use super::states::{ended_states, live_states};
 use super::{LoadedPairs, RowOutcome, RowSink};
 use reconcile::{EndReason, Pair};
 use schemas::{AccountId, FollowerTicket, Lots, NodeId, Price};
@@ -156,7 +157,7 @@ const LIVE: &str = concat!(
             node_id = excluded.node_id, written_at = clock_timestamp(),
             lots_step = coalesce(excluded.lots_step, pairs.lots_step),
             lots_min = coalesce(excluded.lots_min, pairs.lots_min)
-        where pairs.state in ('sending', 'open', 'closing')
+        where pairs.state in ", live_states!(), "
           and (excluded.lease_token, excluded.version) > (pairs.lease_token, pairs.version)
         returning id
     )
@@ -164,7 +165,7 @@ const LIVE: &str = concat!(
         when w.id is not null then 'written'
         when o.id is null and t.id is not null then 'busy'
         when o.id is null then 'not_owner'
-        when p.state in ('closed', 'failed', 'skipped') then 'ended'
+        when p.state in ", ended_states!(), " then 'ended'
         else 'already' end as outcome", pair_outcomes_from!()
 );
 
@@ -195,7 +196,9 @@ const ENDED: &str = concat!(
             closed_at = excluded.closed_at, close_price = excluded.close_price,
             version = greatest(excluded.version, pairs.version), lease_token = excluded.lease_token,
             node_id = excluded.node_id, written_at = clock_timestamp()
-        where pairs.state in ('sending', 'open', 'closing')
+        where pairs.state in ",
+    live_states!(),
+    "
           and (excluded.follower_ticket is null
                or pairs.follower_ticket = excluded.follower_ticket
                or excluded.lease_token >= pairs.lease_token)
@@ -203,7 +206,9 @@ const ENDED: &str = concat!(
     )
     select i.n, case
         when w.id is not null then 'written'
-        when p.state in ('closed', 'failed', 'skipped')
+        when p.state in ",
+    ended_states!(),
+    "
              and (i.follower_ticket is null or i.follower_ticket = p.follower_ticket) then 'already'
         when i.follower_ticket is null and o.id is null and t.id is not null then 'busy'
         when i.follower_ticket is null and o.id is null then 'not_owner'

@@ -97,11 +97,8 @@ pub(super) struct Plan {
 
 /// The changes, or every reason against them.
 pub(super) fn diff(file: &Declared, stored: &Stored, prune: bool) -> Result<Plan, Vec<Fault>> {
-    let mut differ = Differ { file, stored, prune, faults: Vec::new(), plan: Plan::default() };
-    differ.check_doubles();
-    differ.check_names();
-    differ.check_links();
-    differ.check_cycles();
+    let mut differ = Differ::new(file, Some(stored), prune);
+    differ.check_file();
     differ.accounts();
     differ.links();
     differ.what_is_not_in_the_file();
@@ -113,20 +110,21 @@ pub(super) fn diff(file: &Declared, stored: &Stored, prune: bool) -> Result<Plan
     Err(differ.faults)
 }
 
-/// The faults that the file has whatever the database holds.
-pub(super) fn faults_of_file(file: &Declared) -> Option<Vec<Fault>> {
-    let stored = Stored::default();
-    let mut differ =
-        Differ { file, stored: &stored, prune: false, faults: Vec::new(), plan: Plan::default() };
-    differ.check_doubles();
-    differ.check_names();
-    differ.check_cycles();
-    Some(differ.faults).filter(|faults| !faults.is_empty())
+/// The faults that the file has whatever the database holds, and the accounts that only the database
+/// could know: it was not in reach.
+pub(super) fn faults_of_file(file: &Declared) -> Vec<Fault> {
+    let mut differ = Differ::new(file, None, false);
+    differ.check_file();
+    differ.faults
 }
+
+static NOTHING: Stored = Stored { accounts: Vec::new(), links: Vec::new() };
 
 struct Differ<'a> {
     file: &'a Declared,
     stored: &'a Stored,
+    /// What is not in `stored` is not in the database either.
+    is_database_read: bool,
     prune: bool,
     faults: Vec<Fault>,
     plan: Plan,
@@ -149,6 +147,25 @@ pub(super) fn between(master: &str, follower: &str) -> String {
 }
 
 impl<'a> Differ<'a> {
+    fn new(file: &'a Declared, stored: Option<&'a Stored>, prune: bool) -> Self {
+        Differ {
+            file,
+            stored: stored.unwrap_or(&NOTHING),
+            is_database_read: stored.is_some(),
+            prune,
+            faults: Vec::new(),
+            plan: Plan::default(),
+        }
+    }
+
+    fn check_file(&mut self) {
+        self.check_doubles();
+        self.check_names();
+        self.check_ends();
+        self.check_magics();
+        self.check_cycles();
+    }
+
     fn fault(&mut self, at: At, what: String) {
         self.faults.push(Fault::new(at, what));
     }
@@ -225,7 +242,29 @@ impl<'a> Differ<'a> {
         }
     }
 
-    fn check_links(&mut self) {
+    /// Both accounts of each link, whether its entry could be read or not.
+    fn check_ends(&mut self) {
+        let file = self.file;
+        let read = file.links.iter().map(|link| (link.at, &link.master, &link.follower));
+        let unread = file.unread_links.iter().map(|(at, m, f)| (*at, m, f));
+        let mut all: Vec<(At, &String, &String)> = read.chain(unread).collect();
+        all.sort();
+        let mut places: BTreeSet<(&str, &str)> = BTreeSet::new();
+        for (at, master, follower) in all {
+            if !places.insert((master, follower)) {
+                continue;
+            }
+            if master == follower {
+                let named = between(master, follower);
+                self.fault(at, format!("link {named}: from an account to itself"));
+            }
+            for (role, name) in [("master", master), ("follower", follower)] {
+                self.check_account_of(at, role, name);
+            }
+        }
+    }
+
+    fn check_magics(&mut self) {
         let mut places: BTreeSet<(&str, &str)> = BTreeSet::new();
         let mut magics: BTreeMap<(&str, u64), String> = BTreeMap::new();
         let of_others =
@@ -240,12 +279,6 @@ impl<'a> Differ<'a> {
             if !places.insert((&link.master, &link.follower)) {
                 continue;
             }
-            if link.master == link.follower {
-                self.fault(link.at, format!("link {named}: from an account to itself"));
-            }
-            for (role, name) in [("master", &link.master), ("follower", &link.follower)] {
-                self.check_account_of(link, role, name);
-            }
             let stored = self.stored_link(link).and_then(|stored| stored.link.magic);
             let Some(magic) = link.link.magic.or(stored) else { continue };
             let here = format!("line {}, {named}", link.at.line);
@@ -259,23 +292,28 @@ impl<'a> Differ<'a> {
         }
     }
 
-    fn check_account_of(&mut self, link: &DeclaredLink, role: &str, name: &str) {
+    fn check_account_of(&mut self, at: At, role: &str, name: &str) {
         if self.file.unread_accounts.iter().any(|(_, unread)| unread == name) {
             return;
         }
         let declared = self.declared(name).map(|declared| &declared.account);
         let stored = self.stored_account(name).map(|stored| &stored.account);
         let Some(account) = declared.or(stored) else {
-            let what = format!("{role} {name:?}: there is no account of this name");
-            return self.fault(link.at, what);
+            let why = match self.is_database_read {
+                true => "there is no account of this name",
+                false => {
+                    "this file has no account of this name, and the database could not be asked"
+                }
+            };
+            return self.fault(at, format!("{role} {name:?}: {why}"));
         };
         if role == "follower" && account.platform == "external" {
-            self.fault(link.at, format!("{role} {name:?}: {}", link::NO_FOLLOWER));
+            self.fault(at, format!("{role} {name:?}: {}", link::NO_FOLLOWER));
         }
         if self.prune && declared.is_none() {
             let what =
                 format!("{role} {name:?}: it is not in this file, and --prune would switch it off");
-            self.fault(link.at, what);
+            self.fault(at, what);
         }
     }
 

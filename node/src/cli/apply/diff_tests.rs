@@ -258,7 +258,8 @@ fn entries_with_faults_hide_no_other_fault_and_make_none() {
     );
     let (declared, unread) = parse(&text);
     assert_eq!(unread.len(), 3, "{unread:?}");
-    let of_file = faults_of_file(&declared).unwrap();
+    let mut of_file = faults_of_file(&declared);
+    of_file.sort();
     let with_database = diff(&declared, &stored(), true).unwrap_err();
     assert_eq!(of_file, with_database);
     let told: Vec<String> = of_file.iter().map(|f| format!("{} {}", f.at, f.what)).collect();
@@ -267,4 +268,32 @@ fn entries_with_faults_hide_no_other_fault_and_make_none() {
         "23:1 link boss → one: line 19 has it already",
     ];
     assert_eq!(told, expected);
+}
+
+#[test]
+fn links_of_an_account_to_itself_or_to_nobody_are_told_in_the_first_run() {
+    // The first link has a wrong key besides, and no database is in reach.
+    let text = format!(
+        "{ACCOUNTS}[[link]]\nmaster = \"one\"\nfollower = \"one\"\nvalu = 2\n\
+         [[link]]\nmaster = \"nobody\"\nfollower = \"two\"\n\
+         [[link]]\nmaster = \"one\"\nfollower = \"boss\"\n"
+    );
+    let (declared, unread) = parse(&text);
+    assert_eq!(unread.len(), 1, "{unread:?}");
+    let told = |faults: Vec<Fault>| -> Vec<String> {
+        faults.iter().map(|fault| format!("{} {}", fault.at.line, fault.what)).collect()
+    };
+    let itself = "13 link one → one: from an account to itself";
+    let nobody = "17 master \"nobody\": ";
+    let boss = format!("20 follower \"boss\": {}", link::NO_FOLLOWER);
+    let of_file = told(faults_of_file(&declared));
+    let unsure = format!(
+        "{nobody}this file has no account of this name, and the database could not be asked"
+    );
+    assert_eq!(of_file, [itself, &unsure, &boss]);
+    let with_database = told(diff(&declared, &Stored::default(), false).unwrap_err());
+    assert_eq!(
+        with_database,
+        [itself, &format!("{nobody}there is no account of this name"), &boss]
+    );
 }

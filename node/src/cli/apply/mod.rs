@@ -130,10 +130,10 @@ async fn with_more(mut faults: Vec<Fault>, declared: &Declared, args: &ApplyArgs
         store::read(&mut all).await.ok()
     };
     let more = match stored.await {
-        Some(stored) => diff::diff(declared, &stored, args.prune).err(),
+        Some(stored) => diff::diff(declared, &stored, args.prune).err().unwrap_or_default(),
         None => diff::faults_of_file(declared),
     };
-    faults.extend(more.into_iter().flatten());
+    faults.extend(more);
     faults.sort();
     faults.dedup();
     faults

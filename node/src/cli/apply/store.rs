@@ -2,6 +2,7 @@
 
 use super::diff::{CONNECTION_WORDS, Step, Stored, StoredAccount, StoredLink};
 use crate::directory::{self, DirectoryError, NewAccount, NewLink};
+use crate::writer::states::live_states;
 use reconcile::LinkRules;
 use schemas::{AccountId, LinkId};
 use sqlx::types::Json;
@@ -53,10 +54,11 @@ pub(super) async fn read(db: &mut PgConnection) -> Result<Stored, DirectoryError
 }
 
 async fn open_copies(db: &mut PgConnection) -> Result<BTreeMap<LinkId, i64>, DirectoryError> {
-    let rows = sqlx::query(
-        "select link_id, count(*) as open from pairs \
-         where state in ('sending', 'open', 'closing') group by link_id",
-    );
+    let rows = sqlx::query(concat!(
+        "select link_id, count(*) as open from pairs where state in ",
+        live_states!(),
+        " group by link_id",
+    ));
     let rows = rows.fetch_all(db).await?;
     let open = rows
         .iter()
@@ -155,13 +157,15 @@ async fn change_link(
     to: &NewLink,
 ) -> Result<bool, DirectoryError> {
     let (sizing, value) = directory::sizing_columns(&to.sizing);
-    let changed = sqlx::query(
+    let changed = sqlx::query(concat!(
         "update copy_links set magic = coalesce($2, magic), sizing = $3, sizing_value = $4, \
          below_min = $5, above_max = $6, align_contract = $7, slippage_points = $8, copy_stops = $9, \
          copy_pendings = $10, reverse = $11, sync_existing = $12, symbol_map = $13, symbol_suffix = $14 \
          where id = $1 and deleted_at is null and (magic = coalesce($2, magic) or not enabled and not exists \
-         (select 1 from pairs where link_id = $1 and state in ('sending', 'open', 'closing')))",
-    )
+         (select 1 from pairs where link_id = $1 and state in ",
+        live_states!(),
+        "))",
+    ))
     .bind(id.as_i64())
     .bind(to.magic.map(|magic| magic.get() as i32))
     .bind(sizing)
