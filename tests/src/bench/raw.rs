@@ -43,6 +43,8 @@ const MASTER: u64 = 999_999_999;
 const SAMPLES: usize = 1 << 21;
 /// Longest wait for a raw process to answer.
 const ANSWER_LIMIT: Duration = Duration::from_secs(10);
+/// Longest wait for one to be there, with a connection for each of 10,000 tasks.
+const START_LIMIT: Duration = Duration::from_secs(180);
 
 /// What a raw process does.
 #[derive(Debug, Clone, clap::Args)]
@@ -263,7 +265,7 @@ impl Limit {
                 .args(["--sink", sink_addr.trim(), "--tasks", &tasks])
                 .start()
                 .unwrap();
-            let accepted = tokio::time::timeout(ANSWER_LIMIT, listener.accept()).await;
+            let accepted = tokio::time::timeout(START_LIMIT, listener.accept()).await;
             let (stream, _) =
                 accepted.unwrap_or_else(|_| panic!("{}", process.log_tail())).unwrap();
             stream.set_nodelay(true).unwrap();
