@@ -120,14 +120,16 @@ fn as_written(setting: &Setting, vars: &dyn Vars) -> String {
     } else if setting.name.contains("URL") {
         let urls = text.split(',').map(|url| SecretUrl::new(url.trim()).to_string());
         urls.collect::<Vec<_>>().join(",")
-    } else if SECRET_WORDS.iter().any(|word| setting.name.contains(word)) {
+    } else if SECRET_WORDS.iter().any(|word| setting.name.contains(word))
+        && !setting.name.ends_with("_FILE")
+    {
         "***".to_owned()
     } else {
         text
     }
 }
 
-/// A setting with one of these in its name may hold a secret.
+/// A setting with one of these in its name may hold a secret, unless it names the file that does.
 const SECRET_WORDS: &[&str] = &["KEY", "SECRET", "TOKEN", "PASSWORD"];
 
 #[cfg(test)]
@@ -168,5 +170,6 @@ mod tests {
         let key = Setting { name: "LOCKSTEP_MASTER_KEY", default: None, meaning: "" };
         let vars = BTreeMap::from([("LOCKSTEP_MASTER_KEY".to_owned(), "hunter2".to_owned())]);
         assert_eq!(as_written(&key, &vars), "***");
+        assert_eq!(written("LOCKSTEP_MASTER_KEY_FILE", "/etc/x/key"), "/etc/x/key");
     }
 }
