@@ -7,7 +7,7 @@ use lockstep_tests::oracle::{State, assert_clean, logins};
 use lockstep_tests::scrape::MetricsPage;
 use lockstep_tests::world::{Node, SOON, TAKEOVER, World, owners, until};
 use paper::protocol::Style;
-use schemas::AccountId;
+use schemas::{AccountId, MasterTicket};
 use sqlx::PgConnection;
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::SocketAddr;
@@ -143,47 +143,75 @@ async fn a_full_node_gives_a_new_one_its_share_one_by_one_and_then_all_stay_wher
     }
 }
 
-// A hand-over that fails leaves the account with its owner, where a new session begins in the same
-// tenure: what it reads must not be older than what the one before it did.
+/// A hand-over that fails because somebody locks the table of pairs, which is then still locked: the
+/// account stays with its owner, where a new session begins in the same tenure.
+struct FailedHandOver {
+    world: World,
+    master: Master,
+    opened: Vec<MasterTicket>,
+    page: MetricsPage,
+    maintenance: PgConnection,
+    nodes: [Node; 2],
+}
+
+impl FailedHandOver {
+    async fn start(name: &str, lease: &str) -> FailedHandOver {
+        let mut world = World::start(name).await;
+        let account = world.add_external_account("master").await;
+        let follower = world.add_paper_account("one", Style::Mt5).await;
+        world.add_link(account, follower, 1).await;
+        let mut master = Master::start(vec![world.bus.url(0)], account).await;
+        let page = MetricsPage::free().await;
+        let start = |name: &str| world.node(name).setting("LOCKSTEP_LEASE", lease);
+        let a = start("a").setting("LOCKSTEP_METRICS_LISTEN", page.address()).start();
+        let mut db = world.database().await;
+        until_owned_by(&mut db, follower, &a).await;
+        let b = start("b").start();
+        world.until_copying().await;
+        let mut maintenance = world.database().await;
+        let lock = "begin; lock table pairs in share mode";
+        sqlx::raw_sql(lock).execute(&mut maintenance).await.unwrap();
+        let opened = master.open_many(2, "0.10");
+        world.until_equal(SOON, |_| State::of_book(&master.book)).await;
+        // Asked until the other node is known to have room; then it waits for the new owner in vain.
+        let asks = async {
+            loop {
+                world.cli(&["lease", "release", "one"]).await;
+            }
+        };
+        let not_drained = |line: &str| line.contains("not_drained");
+        let fails = until("the hand-over fails", TAKEOVER, async || {
+            let failed = page.sum_where("lockstep_tenures_ended_total", not_drained).await;
+            (failed > 0.0).then_some(())
+        });
+        tokio::select! { () = fails => {}, () = asks => {} }
+        FailedHandOver { world, master, opened, page, maintenance, nodes: [a, b] }
+    }
+
+    async fn unlock(&mut self) {
+        sqlx::raw_sql("commit").execute(&mut self.maintenance).await.unwrap();
+    }
+
+    /// Nobody took anything over, and the account is where it was.
+    async fn assert_same_tenure(&self) {
+        let begun = self.page.sum("lockstep_tenures_begun_total").await;
+        let owned = self.world.owned_by(&self.nodes[0]).await;
+        assert_eq!((begun, owned.len()), (1.0, 1), "{owned:?}");
+    }
+}
+
+// What it reads must not be older than what the session before it did.
 #[tokio::test]
 async fn session_that_follows_another_of_its_tenure_begins_when_the_rows_of_that_one_are_written() {
-    let mut world = World::start("move-unwritten").await;
-    let account = world.add_external_account("master").await;
-    let follower = world.add_paper_account("one", Style::Mt5).await;
-    world.add_link(account, follower, 1).await;
-    let mut master = Master::start(vec![world.bus.url(0)], account).await;
-    let page = MetricsPage::free().await;
-    // The owner keeps it for longer than the rows of its first session may take.
-    let start = |name: &str| world.node(name).setting("LOCKSTEP_LEASE", "10s");
-    let a = start("a").setting("LOCKSTEP_METRICS_LISTEN", page.address()).start();
-    let mut db = world.database().await;
-    let token = until_owned_by(&mut db, follower, &a).await;
-    let _b = start("b").start();
-    world.until_copying().await;
-
-    let mut maintenance = world.database().await;
-    sqlx::raw_sql("begin; lock table pairs in share mode").execute(&mut maintenance).await.unwrap();
-    let opened = master.open_many(2, "0.10");
-    world.until_equal(SOON, |_| State::of_book(&master.book)).await;
-    // Asked again until the other node is known to have room; then it waits for the new owner in vain.
-    let asks = async {
-        loop {
-            world.cli(&["lease", "release", "one"]).await;
-        }
-    };
-    let fails = until("the hand-over fails", TAKEOVER, async || {
-        let failed = page.sum_where("lockstep_tenures_ended_total", |l| l.contains("not_drained"));
-        (failed.await > 0.0).then_some(())
-    });
-    tokio::select! { () = fails => {}, () = asks => {} }
+    let mut scene = FailedHandOver::start("move-unwritten", "10s").await;
+    let mut db = scene.world.database().await;
     until_time_has_passed(&mut db, 2.0).await;
-    sqlx::raw_sql("commit").execute(&mut maintenance).await.unwrap();
-    world.until_copying().await;
-    assert_eq!(until_owned_by(&mut db, follower, &a).await, token, "the same tenure");
-    assert_eq!(page.sum("lockstep_tenures_begun_total").await, 1.0, "nobody took anything over");
+    scene.unlock().await;
+    scene.world.until_copying().await;
+    scene.assert_same_tenure().await;
 
-    master.close_many(&opened);
-    let ledger = world.until_equal(SOON, |_| State::of_book(&master.book)).await;
+    scene.master.close_many(&scene.opened);
+    let ledger = scene.world.until_equal(SOON, |_| State::of_book(&scene.master.book)).await;
     assert_clean(&ledger);
     until("every pair has ended", SOON, async || {
         let states: Vec<String> =
@@ -194,6 +222,18 @@ async fn session_that_follows_another_of_its_tenure_begins_when_the_rows_of_that
         (states == ["closed", "closed"]).then_some(())
     })
     .await;
+}
+
+// A node that keeps its lease and cannot write has faulty rows, and the copies count more.
+#[tokio::test]
+async fn session_that_follows_another_of_its_tenure_waits_for_rows_no_longer_than_a_lease() {
+    let mut scene = FailedHandOver::start("move-unwritable", "5s").await;
+    scene.master.open("0.10");
+    scene.master.close(scene.opened[0]);
+    let ledger = scene.world.until_equal(TAKEOVER, |_| State::of_book(&scene.master.book)).await;
+    assert_clean(&ledger);
+    scene.assert_same_tenure().await;
+    scene.unlock().await;
 }
 
 #[tokio::test]

@@ -490,18 +490,24 @@ impl AccountSession {
 
     /// Waits until no row of an earlier session of this account waits here for the database: one that
     /// began in the same tenure would not know what that one has done, and the rows of both would be
-    /// stored. What ends the wait otherwise is the end of the tenure.
+    /// stored. For one lease at most: a node that cannot write has lost the account by then, and if it has
+    /// not, the rows are at fault, and the copies count more.
     async fn wait_for_rows(&mut self) -> Result<(), Wanted> {
         let account = self.owner.account;
-        let mut pairs = self.context.writer.pairs_pending(account);
-        if pairs > 0 {
-            let reason = format!("{pairs} rows of the session before are not written yet");
-            tracing::info!(%account, %reason, "account not read");
-            self.status("connecting", Some(reason), true);
+        let pending = |session: &Self| session.context.writer.pairs_pending(account);
+        if pending(self) == 0 {
+            return Ok(());
         }
-        while pairs > 0 {
+        let reason = format!("{} rows of the session before are not written yet", pending(self));
+        tracing::info!(%account, %reason, "account not read");
+        self.status("connecting", Some(reason), true);
+        let until = self.context.clock.now().plus(self.context.config.lease);
+        while pending(self) > 0 {
+            if self.context.clock.now() >= until {
+                tracing::error!(%account, rows = pending(self), "rows are not written, the account goes on without them");
+                return Ok(());
+            }
             self.pause(TICK).await?;
-            pairs = self.context.writer.pairs_pending(account);
         }
         Ok(())
     }
