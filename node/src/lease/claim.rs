@@ -13,6 +13,28 @@ use super::store::{LeaseError, failed, interval, tenure, timestamp};
 use schemas::NodeId;
 use sqlx::postgres::PgConnection;
 
+/// The owners of the platforms in `$1`: one index descent for each, whatever the table's size. Part of a
+/// `with recursive`.
+macro_rules! owners {
+    () => {
+        "owners (platform, node_id) as (
+            select p.platform, (
+                select min(a.node_id) from trading_accounts a
+                where a.platform = p.platform and a.node_id is not null
+            )
+            from unnest($1::text[]) as p (platform)
+            union all
+            select o.platform, (
+                select min(a.node_id) from trading_accounts a
+                where a.platform = o.platform and a.node_id > o.node_id
+            )
+            from owners o
+            where o.node_id is not null
+        )"
+    };
+}
+pub(super) use owners;
+
 /// Whether this node owns a master of account `a`. The master is found by its number: the comparison
 /// of its owner is one that no index serves, and a node may own very many.
 macro_rules! leads_a_master {
@@ -50,20 +72,7 @@ macro_rules! has_run_out {
 pub(crate) const CLAIM: &str = concat!("
 with recursive believed as materialized (
     select $6 and now() between coalesce($9, '-infinity') and coalesce($10, 'infinity') as expired
-), owners (platform, node_id) as (
-    select p.platform, (
-        select min(a.node_id) from trading_accounts a
-        where a.platform = p.platform and a.node_id is not null
-    )
-    from unnest($1::text[]) as p (platform)
-    union all
-    select o.platform, (
-        select min(a.node_id) from trading_accounts a
-        where a.platform = o.platform and a.node_id > o.node_id
-    )
-    from owners o
-    where o.node_id is not null
-), dead as materialized (
+), ", owners!(), ", dead as materialized (
     select o.platform, o.node_id
     from owners o, lateral (
         select a.lease_until from trading_accounts a

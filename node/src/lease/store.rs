@@ -28,7 +28,7 @@
 //! Not covered: a server that loses committed renewals (`doubt.rs` freezes
 //! claims after a change of timeline, which makes that unlikely and not impossible).
 
-use super::claim::claim_rows;
+use super::claim::{claim_rows, owners};
 use super::cycle::{CycleReply, CycleRequest, DatabaseMark, OwnedRow, TenureKey};
 use super::share::{Fleet, good_after};
 use super::{CHANNEL, LET_GO};
@@ -569,21 +569,8 @@ struct Summary {
 }
 
 /// Microseconds are counted in the database: a floating number of seconds would lose them.
-const SUMMARY: &str = "
-with recursive owners (platform, node_id) as (
-    select p.platform, (
-        select min(a.node_id) from trading_accounts a
-        where a.platform = p.platform and a.node_id is not null
-    )
-    from unnest($1::text[]) as p (platform)
-    union all
-    select o.platform, (
-        select min(a.node_id) from trading_accounts a
-        where a.platform = o.platform and a.node_id > o.node_id
-    )
-    from owners o
-    where o.node_id is not null
-), probes as materialized (
+const SUMMARY: &str = concat!("
+with recursive ", owners!(), ", probes as materialized (
     select o.platform, o.node_id, probe.lease_until
     from owners o, lateral (
         select a.lease_until from trading_accounts a
@@ -627,7 +614,7 @@ select
     (extract(epoch from clock_timestamp() - nullif(least(unowned.since, orphaned.since), '-infinity'))
         * 1000000)::bigint as unowned_us,
     fleet.nodes, fleet.accounts, fleet.lowest_peer
-from next_expiry, unowned, orphaned, fleet";
+from next_expiry, unowned, orphaned, fleet");
 
 async fn summarise(
     transaction: &mut PgConnection,

@@ -114,15 +114,7 @@ fn play(acts: Vec<Act>) {
             };
             // The limit plays no part: the rule has to hold without it.
             let store = MemoryOwnership::new(table.clone(), Duration::MAX).with_hook(hook);
-            let settings = LeaseSettings {
-                node: node(name(n)),
-                platforms: vec!["paper".into()],
-                timing: TIMING,
-                capacity: 10,
-                claim_rows_max: 10,
-                listen_url: None,
-                proven_dead: Vec::new(),
-            };
+            let settings = settings(name(n));
             LeaseKeeper::new(&settings, store, gates[n].clone(), clocks[n].clone())
         })
         .collect();
@@ -173,21 +165,25 @@ fn wait_for_the_connection_before_the_claim_costs_the_owner_and_not_the_fence() 
     ]);
 }
 
-#[tokio::test]
-async fn node_that_stood_still_sends_nothing_until_a_later_renewal_is_confirmed() {
-    let table = MemoryTable::new(SystemClock);
-    table.set_account(account(ACCOUNT), "paper", true);
-    let hands = ManualClock::default();
-    let (clock, gate) = (NodeClock::new(hands.clone()), Gate::new());
-    let settings = LeaseSettings {
-        node: node("a"),
+fn settings(name: &str) -> LeaseSettings {
+    LeaseSettings {
+        node: node(name),
         platforms: vec!["paper".into()],
         timing: TIMING,
         capacity: 10,
         claim_rows_max: 10,
         listen_url: None,
         proven_dead: Vec::new(),
-    };
+    }
+}
+
+#[tokio::test]
+async fn node_that_stood_still_sends_nothing_until_a_later_renewal_is_confirmed() {
+    let table = MemoryTable::new(SystemClock);
+    table.set_account(account(ACCOUNT), "paper", true);
+    let hands = ManualClock::default();
+    let (clock, gate) = (NodeClock::new(hands.clone()), Gate::new());
+    let settings = settings("a");
     let store = MemoryOwnership::new(table.clone(), TIMING.query_limit);
     let lease = start(settings, store, gate.clone(), clock.clone()).unwrap();
     let ticker = watch_for_freezes(clock.clone(), gate.clone(), lease.wake(), |_| {}).unwrap();
@@ -220,15 +216,7 @@ async fn node_on_a_demoted_primary_sends_nothing_once_it_hears_of_a_newer_one() 
     table.set_account(account(ACCOUNT), "paper", true);
     let hands = ManualClock::default();
     let (clock, gate) = (NodeClock::new(hands.clone()), Gate::new());
-    let settings = LeaseSettings {
-        node: node("a"),
-        platforms: vec!["paper".into()],
-        timing: TIMING,
-        capacity: 10,
-        claim_rows_max: 10,
-        listen_url: None,
-        proven_dead: Vec::new(),
-    };
+    let settings = settings("a");
     let store = MemoryOwnership::new(table.clone(), TIMING.query_limit);
     let mut keeper = LeaseKeeper::new(&settings, store, gate.clone(), clock.clone());
     keeper.cycle().await.unwrap();
@@ -258,15 +246,7 @@ async fn a_database_that_is_back_was_away_since_the_first_cycle_that_failed() {
     let table = MemoryTable::new(SystemClock);
     let hands = ManualClock::default();
     let clock = NodeClock::new(hands.clone());
-    let settings = LeaseSettings {
-        node: node("a"),
-        platforms: vec!["paper".into()],
-        timing: TIMING,
-        capacity: 10,
-        claim_rows_max: 10,
-        listen_url: None,
-        proven_dead: Vec::new(),
-    };
+    let settings = settings("a");
     let store = MemoryOwnership::new(table.clone(), TIMING.query_limit);
     let mut keeper = LeaseKeeper::new(&settings, store, Gate::new(), clock.clone());
     let state = keeper.state();
