@@ -10,9 +10,9 @@ use crate::plan::{MS, Point, SECOND};
 use crate::world::{Who, World};
 use bus::publisher::core::{Outgoing, PublisherCore, StateAt};
 use bus::{Closing, EpochReason, FeedMessage, start_epoch};
+use lockstep::account::ending::may_be_handed_in;
 use lockstep::account::lead::Lead;
 use lockstep::account::rows::{Owner, copy_event, pair_row, pairs_of};
-use lockstep::account::session::may_be_handed_in;
 use lockstep::broker::view::AccountView;
 use lockstep::broker::{NotSent, Outcome, SessionEvent};
 use lockstep::follower::{

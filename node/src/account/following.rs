@@ -11,12 +11,13 @@
 //!    broker and its clock.
 
 use super::executing::OUTBOX_MAX;
-use super::session::{AccountSession, Connection, next_message, told_meanwhile};
+use super::session::{AccountSession, Connection};
 use crate::broker::BrokerSession;
 use crate::follower::Input;
 use crate::notes::Note;
 use bus::FeedMessage;
 use schemas::{AccountId, Symbol};
+use std::task::Poll;
 use std::time::Duration;
 use tokio::sync::mpsc;
 
@@ -154,4 +155,128 @@ fn ready_message(
     let master = feeds[place].0;
     feeds[place..].rotate_left(1);
     Some((master, message))
+}
+
+/// The next message of any of the feeds, each in its turn, or nothing from one that has ended;
+/// waits for ever without feeds. With `others_first` whatever else is ready in the same `select!` goes
+/// before it once.
+pub(super) async fn next_message(
+    feeds: &mut [(AccountId, mpsc::Receiver<FeedMessage>)],
+    mut others_first: bool,
+) -> (AccountId, Option<FeedMessage>) {
+    std::future::poll_fn(|cx| {
+        if std::mem::take(&mut others_first) {
+            cx.waker().wake_by_ref();
+            return Poll::Pending;
+        }
+        for place in 0..feeds.len() {
+            let (master, receiver) = &mut feeds[place];
+            if let Poll::Ready(message) = receiver.poll_recv(cx) {
+                let master = *master;
+                // A master that floods takes its turn behind the others.
+                feeds[place..].rotate_left(1);
+                return Poll::Ready((master, message));
+            }
+        }
+        Poll::Pending
+    })
+    .await
+}
+
+/// What waits in the feeds now, in each feed's order; at most [`FEED_MESSAGES_MAX`] of each. That a
+/// feed has ended is left for [`next_message`] to tell.
+pub(super) fn told_meanwhile(
+    feeds: &mut [(AccountId, mpsc::Receiver<FeedMessage>)],
+) -> Vec<(AccountId, FeedMessage)> {
+    let mut told = Vec::new();
+    for (master, receiver) in feeds {
+        for _ in 0..receiver.len() {
+            told.extend(receiver.try_recv().map(|message| (*master, message)));
+        }
+    }
+    told
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::session::TICK;
+    use super::*;
+    use bus::DoubtReason;
+
+    #[tokio::test]
+    async fn a_master_that_floods_takes_its_turn_behind_the_others() {
+        let account = |id: u64| AccountId::new(id).unwrap();
+        let mut feeds = Vec::new();
+        let mut senders = Vec::new();
+        for (id, messages) in [(1, 5), (2, 2), (3, 0)] {
+            let (sender, receiver) = mpsc::channel(8);
+            for _ in 0..messages {
+                sender.send(FeedMessage::Doubt(DoubtReason::Gap)).await.unwrap();
+            }
+            senders.push(sender);
+            feeds.push((account(id), receiver));
+        }
+        let mut order = Vec::new();
+        for _ in 0..7 {
+            order.push(next_message(&mut feeds, false).await.0.get());
+        }
+        assert_eq!(order, [1, 2, 1, 2, 1, 1, 1]);
+    }
+
+    #[tokio::test]
+    async fn what_was_told_without_a_session_is_taken_in_order_and_no_end_of_a_feed_with_it() {
+        let account = |id: u64| AccountId::new(id).unwrap();
+        let mut feeds = Vec::new();
+        for (id, reasons) in [
+            (1, vec![DoubtReason::Gap, DoubtReason::Joining, DoubtReason::Gap]),
+            (2, vec![]),
+            (3, vec![DoubtReason::Joining]),
+        ] {
+            let (sender, receiver) = mpsc::channel(8);
+            for reason in reasons {
+                sender.send(FeedMessage::Doubt(reason)).await.unwrap();
+            }
+            feeds.push((account(id), receiver));
+        }
+        let told = told_meanwhile(&mut feeds);
+        let told: Vec<_> = told
+            .into_iter()
+            .map(|(master, message)| match message {
+                FeedMessage::Doubt(reason) => (master.get(), reason),
+                other => panic!("{other:?}"),
+            })
+            .collect();
+        let (gap, joining) = (DoubtReason::Gap, DoubtReason::Joining);
+        assert_eq!(told, [(1, gap), (1, joining), (1, gap), (3, joining)]);
+        assert!(told_meanwhile(&mut feeds).is_empty());
+        assert!(next_message(&mut feeds, false).await.1.is_none());
+    }
+
+    #[tokio::test]
+    async fn after_a_turn_of_the_feeds_others_that_are_ready_go_first_once() {
+        let (sender, receiver) = mpsc::channel(8);
+        let mut feeds = vec![(AccountId::MIN, receiver)];
+        sender.send(FeedMessage::Doubt(DoubtReason::Gap)).await.unwrap();
+        for others_first in [true, false] {
+            let fed = tokio::select! {
+                biased;
+                _ = next_message(&mut feeds, others_first) => true,
+                () = std::future::ready(()) => false,
+            };
+            assert_eq!(fed, !others_first);
+        }
+        sender.send(FeedMessage::Doubt(DoubtReason::Gap)).await.unwrap();
+        let alone = next_message(&mut feeds, true);
+        tokio::time::timeout(TICK * 100, alone).await.expect("nobody else was ready");
+    }
+
+    #[tokio::test]
+    async fn a_feed_that_ended_is_told_after_its_last_message() {
+        let (sender, receiver) = mpsc::channel(8);
+        let mut feeds = vec![(AccountId::MIN, receiver)];
+        sender.send(FeedMessage::Doubt(DoubtReason::Gap)).await.unwrap();
+        drop(sender);
+        assert!(next_message(&mut feeds, false).await.1.is_some());
+        assert!(next_message(&mut feeds, false).await.1.is_none());
+    }
 }

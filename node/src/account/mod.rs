@@ -2,6 +2,7 @@
 
 pub mod asking;
 pub mod control;
+pub mod ending;
 mod executing;
 mod following;
 pub mod lead;
@@ -10,7 +11,10 @@ pub mod link_changes;
 pub mod manager;
 pub mod metrics;
 pub mod modes;
+mod opening;
 pub mod owner;
 mod reading;
 pub mod rows;
 pub mod session;
+mod telling;
+mod wishes;

@@ -4,6 +4,10 @@
 //! hands answers and events to the pure parts, and pushes rows. It decides nothing about
 //! trades.
 //!
+//! Here are its state and its loop; the rest by what it is about: `opening` and `ending`, `following`
+//! (feeds), `executing` (orders and rows), `leading` (the account as a master), `wishes` (what people
+//! want), `telling` (the status row).
+//!
 //! Invariants:
 //! 1. A permit is taken right before each order, and the order's own time is stamped there.
 //! 2. What the session told is handed on before the answers that came after it.
@@ -17,46 +21,40 @@
 //!
 //! Not covered: which accounts there are; `account::manager` starts and stops tenures.
 
-use super::asking::{OpenSessions, Wish};
-use super::control::{self, Ask};
+use super::asking::OpenSessions;
+use super::control::Ask;
 use super::executing::Outbox;
+use super::following::next_message;
 use super::leading::Leading;
 use super::metrics::{Counters, names};
 use super::modes::{self, FleetWatch};
-use super::reading::{Load, load, read};
+use super::reading::{Load, load};
 use super::rows::Owner;
-use crate::broker::executor::{self, Executor};
-use crate::broker::paper::{
-    self as paper_platform, PaperBrokerSession, PaperEvents, PaperSettings,
-};
+use super::telling::STATUS_EVERY;
+use crate::broker::executor::Executor;
+use crate::broker::paper::{PaperBrokerSession, PaperEvents, PaperSettings};
 use crate::broker::{BrokerError, BrokerSession, LeftAt, Outcome, SessionEvent};
 use crate::causes::with_causes;
 use crate::clock::{NodeClock, NodeTime};
 use crate::config::NodeConfig;
-use crate::credentials::{Holder, Sealed, unseal};
+use crate::credentials::Sealed;
 use crate::directory::{Directory, HeldLinks, SessionAccount};
 use crate::follower::{
-    AccountRead, Asker, Attempt, CloseAnswer, Effect, Follower, FollowerSettings, Input, Now,
-    TicketKey,
+    AccountRead, Asker, Attempt, CloseAnswer, Effect, Follower, Input, Now, TicketKey,
 };
 use crate::gate::Gate;
 use crate::lease::{LeaseState, TenureKey};
 use crate::notes::{Note, Notes};
-use crate::secret::Secret;
 use crate::stamps::{Stamps, Trace};
 use crate::tape::Tape;
-use crate::writer::{AccountStatus, Row, Writer, store::PgRows};
+use crate::writer::{Writer, store::PgRows};
 use bus::{DoubtReason, FeedMessage, Feeds};
 use futures_util::stream::{FuturesUnordered, StreamExt};
-use reconcile::Limits;
-use schemas::control::ControlVerb;
-use schemas::planted::{self, Bug};
 use schemas::{AccountId, Epoch, NodeId, Symbol};
 use std::collections::BTreeMap;
 use std::future::Future;
 use std::pin::Pin;
 use std::sync::Arc;
-use std::task::Poll;
 use std::time::Duration;
 use tokio::runtime::Handle;
 use tokio::sync::{mpsc, oneshot, watch};
@@ -67,7 +65,7 @@ const FEED_MESSAGES_MAX: usize = 8_192;
 /// Events of a broker that are taken in one turn, before anything else is looked at.
 const EVENTS_PER_TURN: usize = 64;
 /// How often a session looks at the clock: settle times, retries, the end of its permission.
-const TICK: Duration = Duration::from_millis(100);
+pub(super) const TICK: Duration = Duration::from_millis(100);
 /// The same while nothing waits for the clock. The gate refuses orders by itself, so all that comes
 /// later is that the session of a lost account is cut. With 10,000 accounts a look at each every
 /// 100 ms takes a whole processor.
@@ -78,28 +76,13 @@ const OPEN_RETRY_FIRST: Duration = Duration::from_millis(200);
 const OPEN_RETRY_MAX: Duration = Duration::from_secs(5);
 /// Wait before rows that could not be read are asked for again.
 pub(super) const LOAD_RETRY: Duration = Duration::from_secs(1);
-/// How long a draining account waits for its last answers.
-const DRAIN_LIMIT: Duration = Duration::from_secs(30);
-/// How long a draining account waits until its rows are written.
-const FLUSH_LIMIT: Duration = Duration::from_secs(10);
-/// How long a draining master's last events may take to leave.
-const CLOSE_LIMIT: Duration = Duration::from_secs(1);
-/// A reconcile without any other reason: finds what nobody told of, such as a changed stop.
-const ROUTINE_RECONCILE: Duration = Duration::from_secs(60);
 /// Account and links are read again so often (chosen): nobody announces that a removed link has had its
 /// time. Each account has its own moment.
 const LINKS_REREAD: Duration = Duration::from_secs(600);
 /// What the status row of a netting account with links that copy onto it says.
-const NETTING_WORD: &str = "unusable";
+pub(super) const NETTING_WORD: &str = "unusable";
 /// Why.
-const NETTING_DETAIL: &str = "netting account: it holds one trade a symbol, so it cannot be a follower; use a hedging account";
-/// Reads of an account that operators may wait for at once.
-const ASKED_MAX: usize = 4;
-/// At most this often an account's status row is written.
-const STATUS_EVERY: Duration = Duration::from_secs(5);
-/// Most silent masters that a status names: three of the longest names fit its column.
-const NAMED_MAX: usize = 3;
-
+pub(super) const NETTING_DETAIL: &str = "netting account: it holds one trade a symbol, so it cannot be a follower; use a hedging account";
 /// What all sessions of a node share.
 #[derive(Debug)]
 pub struct NodeContext {
@@ -210,22 +193,6 @@ pub struct Gained {
     pub hastened: bool,
 }
 
-/// Whether a tenure that ends may be given back: no order of it is unanswered, and no row of it is
-/// unwritten (S20). Otherwise its lease is left to run out.
-pub fn may_be_handed_in(unanswered: usize, unwritten_rows: usize) -> bool {
-    (unanswered == 0 && unwritten_rows == 0) || planted::is(Bug::P17)
-}
-
-/// The account's password at the broker, if it has one. It is opened for each login and not kept.
-fn open_password(
-    config: &NodeConfig,
-    account: &SessionAccount,
-) -> Result<Option<Secret>, BrokerError> {
-    let Some(sealed) = &account.credential else { return Ok(None) };
-    let holder = Holder { account: account.id, platform: &account.platform };
-    Ok(Some(unseal(config.master_keys.as_ref(), holder, sealed)?))
-}
-
 /// What is stored as the account's password by now; nothing if it cannot be read, and the one that is
 /// known stays.
 async fn read_password(context: Arc<NodeContext>, account: AccountId) -> Option<Option<Sealed>> {
@@ -263,52 +230,52 @@ pub(super) struct Answered {
     pub(super) left: Option<LeftAt>,
 }
 
-type AnswerFuture = Pin<Box<dyn Future<Output = Answered> + Send>>;
+pub(super) type AnswerFuture = Pin<Box<dyn Future<Output = Answered> + Send>>;
 pub(super) type ReadFuture = Pin<Box<dyn Future<Output = (u64, Option<AccountRead>)> + Send>>;
 
 pub(super) struct AccountSession {
     pub(super) context: Arc<NodeContext>,
-    gained: Gained,
+    pub(super) gained: Gained,
     pub(super) owner: Owner,
-    control: Control,
+    pub(super) control: Control,
     pub(super) follower: Option<Follower>,
     pub(super) feeds: Vec<(AccountId, mpsc::Receiver<FeedMessage>)>,
     /// When a feed that ended is attached to anew.
-    attach_at: Option<NodeTime>,
+    pub(super) attach_at: Option<NodeTime>,
     /// When account and links are read again without a word from the database.
-    reread_at: NodeTime,
+    pub(super) reread_at: NodeTime,
     pub(super) stretch: Option<u64>,
     /// Highest epoch that is stored, or was heard from another publisher.
     pub(super) epoch: Option<Epoch>,
     /// An epoch that the publisher began by itself, while it is being stored.
     pub(super) storing: Option<JoinHandle<()>>,
     /// Account and links are being read again, since they changed.
-    reloading: Option<JoinHandle<Load>>,
+    pub(super) reloading: Option<JoinHandle<Load>>,
     /// How many links of this account are in the gauge of untaggable ones.
-    untaggable: usize,
+    pub(super) untaggable: usize,
     /// How many links of this account are in the gauges of held ones.
-    held: HeldLinks,
+    pub(super) held: HeldLinks,
     /// Names of the masters it copies, for people.
-    master_names: BTreeMap<AccountId, String>,
-    last_status: Option<NodeTime>,
-    last_word: Option<&'static str>,
+    pub(super) master_names: BTreeMap<AccountId, String>,
+    pub(super) last_status: Option<NodeTime>,
+    pub(super) last_word: Option<&'static str>,
     /// The account at the broker cannot hold copies side by side.
-    cannot_follow: bool,
+    pub(super) cannot_follow: bool,
     /// How long an order may wait here after it was noted as sent.
-    orders_wait: Duration,
+    pub(super) orders_wait: Duration,
     /// Since when the session could not be opened.
-    down_since: Option<NodeTime>,
+    pub(super) down_since: Option<NodeTime>,
     /// Since when a master is doubtful, while the session is open.
-    silent_since: Option<NodeTime>,
+    pub(super) silent_since: Option<NodeTime>,
     /// Whether another node hears what this one does not.
-    listening_elsewhere: Option<JoinHandle<bool>>,
+    pub(super) listening_elsewhere: Option<JoinHandle<bool>>,
     /// The event whose orders are being sent, while own times are recorded.
     pub(super) trace: Option<Trace>,
     /// What was decided and is not done yet; empty while the session waits.
     pub(super) outbox: Outbox,
     /// Who wait for a copy to be closed.
-    askers: BTreeMap<Asker, oneshot::Sender<CloseAnswer>>,
-    last_asker: Asker,
+    pub(super) askers: BTreeMap<Asker, oneshot::Sender<CloseAnswer>>,
+    pub(super) last_asker: Asker,
     pub(super) counters: Counters,
     /// Symbols of masters whose quotes were looked up in this turn.
     pub(super) quoted: Vec<(AccountId, Symbol)>,
@@ -317,12 +284,12 @@ pub(super) struct AccountSession {
 /// What belongs to one connection to the broker.
 pub(super) struct Connection {
     pub(super) session: Arc<PaperBrokerSession>,
-    events: PaperEvents,
+    pub(super) events: PaperEvents,
     pub(super) answers: FuturesUnordered<AnswerFuture>,
     pub(super) reads: FuturesUnordered<ReadFuture>,
     /// Requests that wait for a read of the account, by its number; and when it began.
-    asked: BTreeMap<u64, (Ask, Now)>,
-    lead: Option<Leading>,
+    pub(super) asked: BTreeMap<u64, (Ask, Now)>,
+    pub(super) lead: Option<Leading>,
 }
 
 /// Why the work on one connection ended.
@@ -459,85 +426,6 @@ impl AccountSession {
         }
     }
 
-    /// Account, links and pairs, read completely; tried until it works.
-    async fn load(&mut self) -> Result<SessionAccount, Wanted> {
-        loop {
-            self.wait_for_rows().await?;
-            let context = Arc::clone(&self.context);
-            let account = self.owner.account;
-            let task = self.context.slow.spawn(async move { load(&context, account).await });
-            match task.await.unwrap_or_else(|panic| Err(panic.to_string())) {
-                Ok((account, links)) => {
-                    self.master_names.clone_from(&account.master_names);
-                    self.count_held(account.held);
-                    self.context.fleet_mode.tell(account.fleet);
-                    let settings = PaperSettings::from_json(account.id, &account.connection);
-                    if settings.is_ok_and(|settings| settings.blocking) {
-                        self.orders_wait = executor::WAIT_MAX;
-                    }
-                    self.begin_following(links);
-                    self.epoch = account.epoch_max;
-                    return Ok(account);
-                }
-                Err(reason) => {
-                    tracing::warn!(account = %account, %reason, "account not read");
-                    self.status("connecting", Some(reason), true);
-                    self.pause(LOAD_RETRY).await?;
-                }
-            }
-        }
-    }
-
-    /// Waits until no row of an earlier session of this account waits here for the database: one that
-    /// began in the same tenure would not know what that one has done, and the rows of both would be
-    /// stored. For one lease at most: a node that cannot write has lost the account by then, and if it has
-    /// not, the rows are at fault, and the copies count more.
-    async fn wait_for_rows(&mut self) -> Result<(), Wanted> {
-        let account = self.owner.account;
-        let pending = |session: &Self| session.context.writer.pairs_pending(account);
-        if pending(self) == 0 {
-            return Ok(());
-        }
-        let reason = format!("{} rows of the session before are not written yet", pending(self));
-        tracing::info!(%account, %reason, "account not read");
-        self.status("connecting", Some(reason), true);
-        let until = self.context.clock.now().plus(self.context.config.lease);
-        while pending(self) > 0 {
-            if self.context.clock.now() >= until {
-                tracing::error!(%account, rows = pending(self), "rows are not written, the account goes on without them");
-                return Ok(());
-            }
-            self.pause(TICK).await?;
-        }
-        Ok(())
-    }
-
-    fn begin_following(&mut self, links: Vec<(reconcile::LinkRules, reconcile::Pairs)>) {
-        if links.is_empty() {
-            return;
-        }
-        let config = &self.context.config;
-        let settings = FollowerSettings {
-            parallel_orders: config.parallel_orders as usize,
-            // The fence holds a broker call. It is counted from when an order was noted: where its call
-            // holds a thread, it may have waited for one since.
-            limits: Limits {
-                delivery_max: config.fence + config.settle + self.orders_wait,
-                ..Limits::default()
-            },
-            row_wait_max: config.lease,
-            audits: config.audits.clone(),
-            routine: ROUTINE_RECONCILE,
-        };
-        let now = self.context.now();
-        // After a lease that ran out at least a fence has passed since the last order of the old
-        // owner; after one that did not, it has to pass here (H8).
-        let fence = if self.gained.hastened { config.fence } else { Duration::ZERO };
-        let settle = (!self.gained.clean).then(|| now.node.plus(fence + config.settle));
-        let follower = Follower::new(settings, links, settle, now);
-        self.follower = Some(follower);
-    }
-
     /// Hears the masters that it has, and no others.
     fn attach_feeds(&mut self) {
         let Some(follower) = &self.follower else { return };
@@ -565,7 +453,7 @@ impl AccountSession {
         }
     }
 
-    fn wanted(&self) -> Result<(), Wanted> {
+    pub(super) fn wanted(&self) -> Result<(), Wanted> {
         match *self.control.wanted.borrow() {
             Wanted::Run => Ok(()),
             // It moves when no order of it is on its way, and works until then.
@@ -575,7 +463,7 @@ impl AccountSession {
     }
 
     /// Waits, unless the manager wants something else.
-    async fn pause(&mut self, wait: Duration) -> Result<(), Wanted> {
+    pub(super) async fn pause(&mut self, wait: Duration) -> Result<(), Wanted> {
         self.wanted()?;
         tokio::select! {
             changed = self.control.wanted.changed() => {
@@ -588,107 +476,10 @@ impl AccountSession {
         self.wanted()
     }
 
-    fn permission(&self) -> Option<crate::gate::Permission> {
+    pub(super) fn permission(&self) -> Option<crate::gate::Permission> {
         let now = self.context.clock.now();
         let permission = self.context.gate.permission(self.owner.account, now)?;
         (permission.token == self.owner.token).then_some(permission)
-    }
-
-    async fn wait_for_permission(&mut self) -> Result<(), Wanted> {
-        loop {
-            self.wanted()?;
-            if let Some(permission) = self.permission() {
-                let restored = self.stretch.is_some_and(|stretch| stretch != permission.stretch);
-                self.stretch = Some(permission.stretch);
-                if restored && let Some(follower) = &mut self.follower {
-                    let now = self.context.now();
-                    // No session is open: nothing but a due reconcile can come of it.
-                    let _no_effects = follower.step(now, Input::LeaseRestored);
-                }
-                return Ok(());
-            }
-            self.pause(TICK).await?;
-        }
-    }
-
-    /// Connects, unless the manager wants something else meanwhile: what is half open is dropped.
-    async fn connect_while_wanted(
-        &mut self,
-        account: &SessionAccount,
-        settings: &PaperSettings,
-    ) -> Result<Result<Connection, BrokerError>, Wanted> {
-        let mut wanted = self.control.wanted.clone();
-        tokio::select! {
-            biased;
-            changed = wanted.wait_for(|wanted| !matches!(wanted, Wanted::Run | Wanted::Move)) => {
-                Err(changed.map_or(Wanted::Stop, |wanted| *wanted))
-            }
-            connected = self.connect(account, settings) => Ok(connected),
-        }
-    }
-
-    async fn connect(
-        &mut self,
-        account: &SessionAccount,
-        settings: &PaperSettings,
-    ) -> Result<Connection, BrokerError> {
-        let context = Arc::clone(&self.context);
-        if settings.blocking && context.executor.threads() == 0 {
-            return Err(paper_platform::no_threads());
-        }
-        let password = open_password(&context.config, account)?;
-        let (mut session, events, snapshot) = paper_platform::open(
-            account.id,
-            settings,
-            password.as_ref(),
-            &context.node,
-            self.owner.token,
-            context.clock.clone(),
-        )
-        .await?;
-        if settings.blocking {
-            session.hold_threads(&context.executor, context.config.parallel_orders as usize)?;
-        }
-        let session = Arc::new(session);
-        self.refuse_netting(session.is_netting());
-        let symbols = session.symbols().await?;
-        let lead = if account.is_master {
-            Some(self.begin_leading(account, &session, &snapshot, &symbols).await?)
-        } else {
-            None
-        };
-        let mut connection = Connection {
-            session,
-            events,
-            answers: FuturesUnordered::new(),
-            reads: FuturesUnordered::new(),
-            asked: BTreeMap::new(),
-            lead,
-        };
-        if self.cannot_follow {
-            self.status(NETTING_WORD, Some(NETTING_DETAIL.to_owned()), true);
-            return Ok(connection);
-        }
-        self.note(|account, token| Note::SessionOpened { account, token });
-        if let Some(follower) = &mut self.follower {
-            let renumbers = connection.session.renumbers();
-            let opened = Input::SessionOpened { snapshot, symbols, renumbers };
-            let effects = follower.step(context.now(), opened);
-            self.execute(&mut connection, effects);
-            self.catch_up(&mut connection);
-        }
-        self.status("reconciling", None, true);
-        Ok(connection)
-    }
-
-    /// Copies on a netting account would flow into one trade a symbol, and closing one would close
-    /// the others (H61): its follower is not told of the session, so that it never sends. The
-    /// account may still be a master.
-    fn refuse_netting(&mut self, is_netting: bool) {
-        self.cannot_follow = is_netting && self.follower.is_some();
-        if self.cannot_follow {
-            tracing::error!(account = %self.owner.account, "{NETTING_DETAIL}");
-        }
     }
 
     /// Works on one connection until something ends it.
@@ -864,7 +655,7 @@ impl AccountSession {
         false
     }
 
-    fn on_event(&mut self, connection: &mut Connection, event: SessionEvent) {
+    pub(super) fn on_event(&mut self, connection: &mut Connection, event: SessionEvent) {
         let received = connection.events.received();
         let at = self.context.clock.wall_at(received);
         if let Some(leading) = &mut connection.lead {
@@ -881,7 +672,7 @@ impl AccountSession {
         }
     }
 
-    fn on_answered(&mut self, connection: &mut Connection, answered: Answered) {
+    pub(super) fn on_answered(&mut self, connection: &mut Connection, answered: Answered) {
         let Answered { key, attempt, action, outcome, left } = answered;
         let word = outcome.as_str();
         self.note(|account, token| Note::Answered { account, token, attempt, outcome: word });
@@ -891,44 +682,6 @@ impl AccountSession {
             self.count_own_time(key, action);
         }
         self.step(connection, Input::Answer { key, attempt, outcome });
-    }
-
-    /// Somebody wants something of the account.
-    fn on_wish(&mut self, connection: &mut Connection, wish: Wish) {
-        match wish {
-            Wish::Close { key, answer } => self.on_close_wish(connection, key, answer),
-            Wish::Compare(ask) => self.on_ask(connection, ask),
-        }
-    }
-
-    /// Somebody wants a copy closed.
-    fn on_close_wish(
-        &mut self,
-        connection: &mut Connection,
-        key: TicketKey,
-        answer: oneshot::Sender<CloseAnswer>,
-    ) {
-        if self.follower.is_none() {
-            // A master that copies nothing has no copies.
-            return self.answer_wish(answer, CloseAnswer::NoSuchCopy);
-        }
-        self.last_asker += 1;
-        let asker = self.last_asker;
-        self.askers.insert(asker, answer);
-        self.step(connection, Input::Close { key, asker });
-    }
-
-    /// What became of a wish.
-    pub(super) fn answer_asker(&mut self, asker: Asker, answer: CloseAnswer) {
-        if let Some(waiting) = self.askers.remove(&asker) {
-            self.answer_wish(waiting, answer);
-        }
-    }
-
-    fn answer_wish(&self, waiting: oneshot::Sender<CloseAnswer>, answer: CloseAnswer) {
-        if waiting.send(answer).is_err() {
-            tracing::debug!(account = %self.owner.account, "who wanted a copy closed has gone");
-        }
     }
 
     /// A feed's task is gone: unknown until it is opened anew, and nothing is taken for quiet.
@@ -992,43 +745,7 @@ impl AccountSession {
         begins || other_master
     }
 
-    /// Reads the account for an operator who asks what a comparison would do.
-    fn on_ask(&mut self, connection: &mut Connection, ask: Ask) {
-        let now = self.context.now();
-        let only = ask.request.link;
-        let Some(follower) = self.follower.as_ref().filter(|_| !self.cannot_follow) else {
-            return ask.answer(Err("it copies nothing: there is nothing to compare".to_owned()));
-        };
-        if only.is_some_and(|link| !follower.has_link(link)) {
-            return ask.answer(Err("its owner does not know the link yet".to_owned()));
-        }
-        let Some((since, symbols)) = follower.preview_needs(now, only) else {
-            return ask.answer(Err("its session at the broker is not open".to_owned()));
-        };
-        if connection.asked.len() >= ASKED_MAX {
-            return ask.answer(Err("others are asking for the same".to_owned()));
-        }
-        // The follower counts its own reads up from nothing, and these down from the end.
-        let id = connection.asked.keys().next().map_or(u64::MAX, |lowest| lowest - 1);
-        connection.asked.insert(id, (ask, now));
-        connection.reads.push(read(Arc::clone(&connection.session), id, since, symbols));
-    }
-
-    /// Says what a comparison would do, and has one made if that is wanted.
-    fn answer(&mut self, ask: Ask, begun: Now, read: Option<AccountRead>) {
-        let now = self.context.now();
-        let (Some(follower), Some(read)) = (&mut self.follower, read) else {
-            return ask.answer(Err("its account could not be read at the broker".to_owned()));
-        };
-        let only = ask.request.link;
-        let previews = follower.preview(now, begun.node, &read, only);
-        if ask.request.verb == ControlVerb::Reconcile {
-            follower.compare_now(now, only);
-        }
-        ask.answer(Ok(control::told(previews, begun.wall)));
-    }
-
-    fn step(&mut self, connection: &mut Connection, input: Input) {
+    pub(super) fn step(&mut self, connection: &mut Connection, input: Input) {
         let now = self.context.now();
         let Some(follower) = &mut self.follower else { return };
         let effects = follower.step(now, input);
@@ -1037,7 +754,7 @@ impl AccountSession {
         self.execute(connection, effects);
     }
 
-    fn count_untaggable(&mut self, now: usize) {
+    pub(super) fn count_untaggable(&mut self, now: usize) {
         if now != self.untaggable {
             let change = now as f64 - self.untaggable as f64;
             metrics::gauge!(names::LINKS_UNTAGGABLE).increment(change);
@@ -1045,7 +762,7 @@ impl AccountSession {
         }
     }
 
-    fn count_held(&mut self, now: HeldLinks) {
+    pub(super) fn count_held(&mut self, now: HeldLinks) {
         let before = std::mem::replace(&mut self.held, now);
         let change = |now, before| f64::from(now) - f64::from(before);
         let paused = change(now.paused, before.paused);
@@ -1055,7 +772,7 @@ impl AccountSession {
     }
 
     /// The connection is given up: whatever is on its way has an unknown outcome.
-    fn cut(&mut self, connection: &mut Connection) {
+    pub(super) fn cut(&mut self, connection: &mut Connection) {
         connection.session.abort();
         self.note(|account, token| Note::SessionCut { account, token });
         if let Some(leading) = &connection.lead {
@@ -1082,80 +799,6 @@ impl AccountSession {
         self.status("connecting", None, true);
     }
 
-    /// Lets go: no new order, the last answers, the last rows.
-    async fn drain(&mut self, mut connection: Connection) -> Ended {
-        self.status("draining", None, true);
-        self.step(&mut connection, Input::Drain);
-        let drained = tokio::time::timeout(DRAIN_LIMIT, self.last_answers(&mut connection)).await;
-        if let Some(leading) = &connection.lead {
-            leading.publisher.close(CLOSE_LIMIT).await;
-        }
-        if drained != Ok(true) {
-            self.cut(&mut connection);
-            return Ended::NotDrained;
-        }
-        drop(connection);
-        self.flushed().await
-    }
-
-    /// True when no order is unanswered; false when that will not be.
-    async fn last_answers(&mut self, connection: &mut Connection) -> bool {
-        loop {
-            let awaited = self.follower.as_ref().map_or(0, Follower::awaited);
-            if awaited == 0 || may_be_handed_in(self.unanswered(), 0) {
-                // An outcome that stays unknown is for the next owner: no answer will come.
-                return may_be_handed_in(self.unanswered(), 0);
-            }
-            if *self.control.wanted.borrow() == Wanted::Stop {
-                return false;
-            }
-            tokio::select! {
-                biased;
-                event = connection.events.next() => {
-                    if matches!(event, SessionEvent::Lost(_)) {
-                        return false;
-                    }
-                    self.on_event(connection, event);
-                }
-                Some(answered) = connection.answers.next() => {
-                    self.on_answered(connection, answered);
-                }
-                () = tokio::time::sleep(TICK) => {
-                    if self.permission().is_none() {
-                        return false;
-                    }
-                }
-            }
-        }
-    }
-
-    fn unanswered(&self) -> usize {
-        self.follower.as_ref().map_or(0, Follower::unanswered)
-    }
-
-    async fn flushed(&mut self) -> Ended {
-        let account = self.owner.account;
-        if may_be_handed_in(0, self.context.writer.pending(account)) {
-            return Ended::Drained;
-        }
-        let flush = self.context.writer.flush_account(account);
-        match tokio::time::timeout(FLUSH_LIMIT, flush).await {
-            Ok(Ok(())) => Ended::Drained,
-            Ok(Err(_)) | Err(_) => Ended::NotDrained,
-        }
-    }
-
-    /// The end of a tenure that has no session: nothing is in flight, but rows may wait.
-    async fn end_unconnected(&mut self, wanted: Wanted) -> Ended {
-        match wanted {
-            Wanted::Drain | Wanted::Move if may_be_handed_in(self.unanswered(), 0) => {
-                self.flushed().await
-            }
-            Wanted::Drain | Wanted::Move => Ended::NotDrained,
-            Wanted::Run | Wanted::Stop => Ended::Stopped,
-        }
-    }
-
     /// Settings that make no session: nothing to do until somebody mends the row.
     async fn hold_unusable(&mut self, error: &BrokerError) -> Ended {
         let reason = with_causes(error);
@@ -1167,98 +810,6 @@ impl AccountSession {
             }
         }
     }
-
-    fn routine_status(&mut self) {
-        if self.cannot_follow {
-            return self.status(NETTING_WORD, Some(NETTING_DETAIL.to_owned()), false);
-        }
-        let word = match &self.follower {
-            Some(follower) if follower.is_paused() => "paused",
-            Some(follower) if !follower.is_copying() => "reconciling",
-            Some(_) => "copying",
-            None => "leading",
-        };
-        let reconciling = self.follower.as_ref().filter(|_| word == "reconciling");
-        let detail = reconciling.and_then(|f| not_heard(&f.silent_masters(), &self.master_names));
-        self.status(word, detail, false);
-    }
-
-    /// Writes what the session does; unless `now` is set, at most every [`STATUS_EVERY`] and at changes.
-    fn status(&mut self, session: &'static str, detail: Option<String>, at_once: bool) {
-        let now = self.context.now();
-        let changed = self.last_word != Some(session);
-        let recent = self.last_status.is_some_and(|at| now.node.since(at) < STATUS_EVERY);
-        if recent && !changed && !at_once {
-            return;
-        }
-        self.last_status = Some(now.node);
-        self.last_word = Some(session);
-        let view = self.follower.as_ref().and_then(Follower::view);
-        let count = |n: usize| u32::try_from(n).unwrap_or(u32::MAX);
-        self.context.writer.push(Row::AccountStatus(AccountStatus {
-            account: self.owner.account,
-            token: self.owner.token,
-            session,
-            detail,
-            funds: view.and_then(|view| view.funds.clone()),
-            positions_open: view.map(|view| count(view.positions.len())),
-            pendings_open: view.map(|view| count(view.pendings.len())),
-            at: now.wall,
-        }));
-    }
-}
-
-/// Why nothing is copied, if that is for masters that are silent.
-fn not_heard(masters: &[AccountId], names: &BTreeMap<AccountId, String>) -> Option<String> {
-    let name = |id: &AccountId| names.get(id).cloned().unwrap_or_else(|| id.to_string());
-    let (named, rest) = masters.split_at(masters.len().min(NAMED_MAX));
-    let named: Vec<String> = named.iter().map(name).collect();
-    match (masters.len(), rest.len()) {
-        (0, _) => None,
-        (1, _) => Some(format!("master {} is not heard", named.join(", "))),
-        (_, 0) => Some(format!("masters {} are not heard", named.join(", "))),
-        (_, more) => Some(format!("masters {} and {more} more are not heard", named.join(", "))),
-    }
-}
-
-/// The next message of any of the feeds, each in its turn, or nothing from one that has ended;
-/// waits for ever without feeds. With `others_first` whatever else is ready in the same `select!` goes
-/// before it once.
-pub(super) async fn next_message(
-    feeds: &mut [(AccountId, mpsc::Receiver<FeedMessage>)],
-    mut others_first: bool,
-) -> (AccountId, Option<FeedMessage>) {
-    std::future::poll_fn(|cx| {
-        if std::mem::take(&mut others_first) {
-            cx.waker().wake_by_ref();
-            return Poll::Pending;
-        }
-        for place in 0..feeds.len() {
-            let (master, receiver) = &mut feeds[place];
-            if let Poll::Ready(message) = receiver.poll_recv(cx) {
-                let master = *master;
-                // A master that floods takes its turn behind the others.
-                feeds[place..].rotate_left(1);
-                return Poll::Ready((master, message));
-            }
-        }
-        Poll::Pending
-    })
-    .await
-}
-
-/// What waits in the feeds now, in each feed's order; at most [`FEED_MESSAGES_MAX`] of each. That a
-/// feed has ended is left for [`next_message`] to tell.
-pub(super) fn told_meanwhile(
-    feeds: &mut [(AccountId, mpsc::Receiver<FeedMessage>)],
-) -> Vec<(AccountId, FeedMessage)> {
-    let mut told = Vec::new();
-    for (master, receiver) in feeds {
-        for _ in 0..receiver.len() {
-            told.extend(receiver.try_recv().map(|message| (*master, message)));
-        }
-    }
-    told
 }
 
 /// The result of a task that may run; waits for ever without one. May be dropped and asked again.
@@ -1272,103 +823,6 @@ async fn finished(task: &mut Option<JoinHandle<Load>>) -> Load {
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn a_tenure_is_handed_in_only_with_everything_answered_and_written() {
-        assert!(may_be_handed_in(0, 0));
-        assert!(!may_be_handed_in(1, 0));
-        assert!(!may_be_handed_in(0, 1));
-    }
-
-    #[test]
-    fn a_follower_that_waits_names_the_masters_that_are_silent() {
-        let ids: Vec<AccountId> = (1..=5).map(|id| AccountId::new(id).unwrap()).collect();
-        let names = ids[..4].iter().zip(["boss", "chief", "head", "lead"]);
-        let names = names.map(|(id, name)| (*id, name.to_owned())).collect();
-        let said = |masters: &[AccountId]| not_heard(masters, &names).unwrap_or_default();
-        assert_eq!(not_heard(&[], &names), None);
-        assert_eq!(said(&ids[..1]), "master boss is not heard");
-        assert_eq!(said(&ids[4..]), "master 5 is not heard");
-        assert_eq!(said(&ids[..2]), "masters boss, chief are not heard");
-        assert_eq!(said(&ids), "masters boss, chief, head and 2 more are not heard");
-    }
-
-    #[tokio::test]
-    async fn a_master_that_floods_takes_its_turn_behind_the_others() {
-        let account = |id: u64| AccountId::new(id).unwrap();
-        let mut feeds = Vec::new();
-        let mut senders = Vec::new();
-        for (id, messages) in [(1, 5), (2, 2), (3, 0)] {
-            let (sender, receiver) = mpsc::channel(8);
-            for _ in 0..messages {
-                sender.send(FeedMessage::Doubt(DoubtReason::Gap)).await.unwrap();
-            }
-            senders.push(sender);
-            feeds.push((account(id), receiver));
-        }
-        let mut order = Vec::new();
-        for _ in 0..7 {
-            order.push(next_message(&mut feeds, false).await.0.get());
-        }
-        assert_eq!(order, [1, 2, 1, 2, 1, 1, 1]);
-    }
-
-    #[tokio::test]
-    async fn what_was_told_without_a_session_is_taken_in_order_and_no_end_of_a_feed_with_it() {
-        let account = |id: u64| AccountId::new(id).unwrap();
-        let mut feeds = Vec::new();
-        for (id, reasons) in [
-            (1, vec![DoubtReason::Gap, DoubtReason::Joining, DoubtReason::Gap]),
-            (2, vec![]),
-            (3, vec![DoubtReason::Joining]),
-        ] {
-            let (sender, receiver) = mpsc::channel(8);
-            for reason in reasons {
-                sender.send(FeedMessage::Doubt(reason)).await.unwrap();
-            }
-            feeds.push((account(id), receiver));
-        }
-        let told = told_meanwhile(&mut feeds);
-        let told: Vec<_> = told
-            .into_iter()
-            .map(|(master, message)| match message {
-                FeedMessage::Doubt(reason) => (master.get(), reason),
-                other => panic!("{other:?}"),
-            })
-            .collect();
-        let (gap, joining) = (DoubtReason::Gap, DoubtReason::Joining);
-        assert_eq!(told, [(1, gap), (1, joining), (1, gap), (3, joining)]);
-        assert!(told_meanwhile(&mut feeds).is_empty());
-        assert!(next_message(&mut feeds, false).await.1.is_none());
-    }
-
-    #[tokio::test]
-    async fn after_a_turn_of_the_feeds_others_that_are_ready_go_first_once() {
-        let (sender, receiver) = mpsc::channel(8);
-        let mut feeds = vec![(AccountId::MIN, receiver)];
-        sender.send(FeedMessage::Doubt(DoubtReason::Gap)).await.unwrap();
-        for others_first in [true, false] {
-            let fed = tokio::select! {
-                biased;
-                _ = next_message(&mut feeds, others_first) => true,
-                () = std::future::ready(()) => false,
-            };
-            assert_eq!(fed, !others_first);
-        }
-        sender.send(FeedMessage::Doubt(DoubtReason::Gap)).await.unwrap();
-        let alone = next_message(&mut feeds, true);
-        tokio::time::timeout(TICK * 100, alone).await.expect("nobody else was ready");
-    }
-
-    #[tokio::test]
-    async fn a_feed_that_ended_is_told_after_its_last_message() {
-        let (sender, receiver) = mpsc::channel(8);
-        let mut feeds = vec![(AccountId::MIN, receiver)];
-        sender.send(FeedMessage::Doubt(DoubtReason::Gap)).await.unwrap();
-        drop(sender);
-        assert!(next_message(&mut feeds, false).await.1.is_some());
-        assert!(next_message(&mut feeds, false).await.1.is_none());
-    }
 
     #[tokio::test]
     async fn a_read_beside_the_work_survives_being_asked_for_and_dropped() {
