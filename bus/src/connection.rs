@@ -189,10 +189,7 @@ impl ConnectionWatch {
 
     fn shown(&self) -> String {
         match &self.server {
-            Some(server) => {
-                let Known { name, host, port } = Known::of(server);
-                shown(&Known { name, host, port }, &self.addresses)
-            }
+            Some(server) => shown(&Known::of(server), &self.addresses),
             None => "an address that is not known".to_owned(),
         }
     }
