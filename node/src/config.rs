@@ -15,7 +15,7 @@
 //! Not covered: whether the servers that the addresses name exist.
 
 use crate::credentials::MasterKeys;
-use crate::lease::LeaseTiming;
+use crate::lease::{self, LeaseTiming};
 use crate::secret::SecretUrl;
 use schemas::NodeId;
 use std::collections::BTreeMap;
@@ -558,7 +558,7 @@ impl NodeConfig {
 
     /// H25, and what follows from the meaning of two settings.
     fn broken_relations(&self) -> Vec<String> {
-        let trusted = self.lease.saturating_sub(self.fence);
+        let trusted = lease::trusted(self.lease, self.fence);
         let mut broken = Vec::new();
         let mut require = |holds: bool, text: String| {
             if !holds {

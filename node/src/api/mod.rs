@@ -43,7 +43,7 @@ use crate::account::session::NodeContext;
 use crate::causes::with_causes;
 use crate::config::NodeConfig;
 use crate::database;
-use crate::lease::LeaseState;
+use crate::lease::{LeaseState, trusted};
 use axum::Router;
 use axum::extract::{Request, State};
 use axum::http::{HeaderValue, Method, Uri, header};
@@ -340,8 +340,8 @@ async fn readyz(State(api): State<Arc<ApiState>>) -> Result<&'static str, Proble
 
 /// How long after a confirmed cycle began the node is ready: no longer than an order may leave.
 fn ready_for(config: &NodeConfig) -> Duration {
-    let trusted = config.lease.saturating_sub(config.fence).saturating_sub(config.send_reserve);
-    trusted.min(config.cycle * CYCLES_MISSED_MAX)
+    let permitted = trusted(config.lease, config.fence).saturating_sub(config.send_reserve);
+    permitted.min(config.cycle * CYCLES_MISSED_MAX)
 }
 
 fn not_ready(api: &ApiState) -> Vec<&'static str> {

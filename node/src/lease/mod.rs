@@ -65,7 +65,7 @@ pub use cycle::{
 pub(crate) use store::leads_to_pooler;
 pub use store::{LeaseError, OwnershipStore, PostgresOwnership};
 pub use task::{LeaseHandle, LeaseSettings, LeaseState, PermitWatch, start, watch_for_freezes};
-pub use term::{CycleNumber, LeaseTerm};
+pub use term::{CycleNumber, LeaseTerm, trusted};
 
 use schemas::{IdError, NodeId};
 

@@ -21,7 +21,7 @@ use super::CHANNEL;
 use super::cycle::{CycleReply, Holdings, LeaseTiming, Outcome, Tenure, TenureKey};
 use super::share::Fleet;
 use super::store::{LeaseError, OwnershipStore};
-use super::term::CycleNumber;
+use super::term::{CycleNumber, trusted};
 use crate::causes::with_causes;
 use crate::clock::{NodeClock, NodeTime, Ticker};
 use crate::database;
@@ -482,7 +482,7 @@ impl<S: OwnershipStore> LeaseKeeper<S> {
         let frozen = self.holdings.claims_are_frozen(self.clock.now());
         metrics::gauge!(names::LEASE_CLAIMS_FROZEN).set(f64::from(u8::from(frozen)));
         let timing = self.holdings.timing();
-        let trust = timing.lease.saturating_sub(timing.fence);
+        let trust = trusted(timing.lease, timing.fence);
         metrics::gauge!(names::LEASE_TRUST).set(trust.as_secs_f64());
         if let Some(margin) = outcome.margin {
             metrics::gauge!(names::LEASE_MARGIN).set(margin.as_secs_f64());

@@ -48,6 +48,11 @@ pub struct LeaseTerm {
     deadline: NodeTime,
 }
 
+/// How long a confirmation is trusted, from the start of its attempt.
+pub fn trusted(lease: Duration, fence: Duration) -> Duration {
+    lease.saturating_sub(fence)
+}
+
 impl LeaseTerm {
     /// The term of a lease that was confirmed by an attempt.
     ///
@@ -56,7 +61,7 @@ impl LeaseTerm {
     /// Invariants: ends at `attempt_started + lease - fence`; with a fence as long as the lease it
     /// has ended before it began.
     pub fn confirmed(attempt_started: NodeTime, lease: Duration, fence: Duration) -> Self {
-        Self { deadline: attempt_started.plus(lease.saturating_sub(fence)) }
+        Self { deadline: attempt_started.plus(trusted(lease, fence)) }
     }
 
     /// The first instant at which the lease is no longer trusted.
