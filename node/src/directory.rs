@@ -1187,4 +1187,4 @@ impl Directory {
 
 #[cfg(test)]
 #[path = "directory_tests.rs"]
-mod tests;
+pub(crate) mod tests;

@@ -14,20 +14,28 @@ struct Linked {
     link: LinkId,
 }
 
-async fn linked() -> Linked {
+/// A new database with enabled accounts of these names and platforms: its URL, and the accounts in their
+/// order.
+pub(crate) async fn database_with(
+    name: &str,
+    accounts: &[(&str, &str)],
+) -> (String, PgConnection, Vec<AccountId>) {
     let server = devstack::shared_postgres().await.unwrap();
-    let url = server.create_database("directory").await.unwrap();
+    let url = server.create_database(name).await.unwrap();
     let mut db = database::connect_migrated(&url, "test").await.unwrap();
-    let mut accounts = Vec::new();
-    for name in ["master", "follower"] {
-        let new = NewAccount {
-            name: name.into(),
-            platform: "paper".into(),
-            connection: serde_json::json!({}),
-            enabled: true,
-        };
-        accounts.push(add_account(&mut db, &new).await.unwrap());
+    let mut ids = Vec::new();
+    for (name, platform) in accounts {
+        let (name, platform) = ((*name).to_owned(), (*platform).to_owned());
+        let connection = serde_json::json!({});
+        let new = NewAccount { name, platform, connection, enabled: true };
+        ids.push(add_account(&mut db, &new).await.unwrap());
     }
+    (url, db, ids)
+}
+
+async fn linked() -> Linked {
+    let accounts = [("master", "paper"), ("follower", "paper")];
+    let (url, mut db, accounts) = database_with("directory", &accounts).await;
     let plain = NewLink::plain(accounts[0], accounts[1], Sizing::Multiplier(Decimal::ONE));
     let link = add_link(&mut db, &plain).await.unwrap();
     Linked { url, db, master: accounts[0], follower: accounts[1], link }

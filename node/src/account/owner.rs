@@ -135,20 +135,12 @@ pub async fn ask(
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::directory::{NewAccount, add_account};
+    use crate::directory::tests::database_with;
 
     #[tokio::test]
     async fn a_node_whose_lease_has_ended_is_named_and_not_told_as_the_owner() {
-        let server = devstack::shared_postgres().await.unwrap();
-        let url = server.create_database("owner").await.unwrap();
-        let mut db = crate::database::connect_migrated(&url, "test").await.unwrap();
-        let mut accounts = Vec::new();
-        for name in ["free", "late", "held"] {
-            let (name, platform) = (name.to_owned(), "paper".to_owned());
-            let connection = serde_json::json!({ "address": "127.0.0.1:9" });
-            let new = NewAccount { name, platform, connection, enabled: true };
-            accounts.push(add_account(&mut db, &new).await.unwrap());
-        }
+        let names = ["free", "late", "held"].map(|name| (name, "paper"));
+        let (_url, mut db, accounts) = database_with("owner", &names).await;
         sqlx::raw_sql(
             "update trading_accounts set node_id = 'n-1', lease_token = 7, \
              lease_until = clock_timestamp() + interval '1 hour' where name = 'held'; \

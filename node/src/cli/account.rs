@@ -354,22 +354,15 @@ pub(super) struct Switched<T> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::directory::{NewLink, add_account, add_link};
+    use crate::directory::tests::database_with;
+    use crate::directory::{NewLink, add_link};
     use reconcile::Sizing;
     use rust_decimal::Decimal;
 
     #[tokio::test]
     async fn an_account_with_open_copies_is_switched_off_only_by_somebody_who_says_yes() {
-        let server = devstack::shared_postgres().await.unwrap();
-        let url = server.create_database("account-off").await.unwrap();
-        let mut db = crate::database::connect_migrated(&url, "test").await.unwrap();
-        let mut ids = Vec::new();
-        for (name, platform) in [("boss", "external"), ("one", "paper"), ("idle", "paper")] {
-            let (name, platform) = (name.to_owned(), platform.to_owned());
-            let connection = serde_json::json!({});
-            let new = NewAccount { name, platform, connection, enabled: true };
-            ids.push(add_account(&mut db, &new).await.unwrap());
-        }
+        let names = [("boss", "external"), ("one", "paper"), ("idle", "paper")];
+        let (_url, mut db, ids) = database_with("account-off", &names).await;
         let plain = NewLink::plain(ids[0], ids[1], Sizing::Multiplier(Decimal::ONE));
         let link = add_link(&mut db, &plain).await.unwrap();
         crate::cli::tests::insert_open_pair(&mut db, link, 7).await;

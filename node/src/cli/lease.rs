@@ -256,20 +256,13 @@ async fn until(
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::directory::{NewAccount, add_account};
+    use crate::directory::tests::database_with;
 
     #[tokio::test]
     async fn an_account_whose_owners_ended_early_is_shown_to_wait_and_an_external_one_since_nothing()
      {
-        let server = devstack::shared_postgres().await.unwrap();
-        let url = server.create_database("lease_list").await.unwrap();
-        let mut db = crate::database::connect_migrated(&url, "test").await.unwrap();
-        for (name, platform) in [("boss", "external"), ("one", "paper"), ("two", "paper")] {
-            let (name, platform) = (name.to_owned(), platform.to_owned());
-            let connection = serde_json::json!({});
-            let new = NewAccount { name, platform, connection, enabled: true };
-            add_account(&mut db, &new).await.unwrap();
-        }
+        let names = [("boss", "external"), ("one", "paper"), ("two", "paper")];
+        let (_url, mut db, _ids) = database_with("lease_list", &names).await;
         // The wait is at least half of 15 leases, whatever the number of the account is.
         sqlx::raw_sql(
             "update trading_accounts set node_id = 'node-a', starts = case name when 'one' then 9 else 1 end, \
@@ -304,15 +297,8 @@ mod tests {
             #[command(flatten)]
             release: ReleaseArgs,
         }
-        let server = devstack::shared_postgres().await.unwrap();
-        let url = server.create_database("lease_release").await.unwrap();
-        let mut db = crate::database::connect_migrated(&url, "test").await.unwrap();
-        for (name, platform) in [("boss", "external"), ("one", "paper")] {
-            let (name, platform) = (name.to_owned(), platform.to_owned());
-            let connection = serde_json::json!({});
-            let new = NewAccount { name, platform, connection, enabled: true };
-            add_account(&mut db, &new).await.unwrap();
-        }
+        let names = [("boss", "external"), ("one", "paper")];
+        let (_url, mut db, _ids) = database_with("lease_release", &names).await;
         let mut refusal = async |account: &str| {
             let words = <Words as clap::Parser>::parse_from(["release", account]);
             let released = release(&mut db, &words.release).await;

@@ -263,7 +263,7 @@ fn run_on(
     let notifier = Notifier::from_env()
         .map_err(|error| CliError::missing("NOTIFY_SOCKET", error))?
         .map(Arc::new);
-    let trusted = config.lease.saturating_sub(config.fence);
+    let trusted = lease::trusted(config.lease, config.fence);
     let mut watchdog = notifier.clone().zip(systemd::watchdog_time()).map(|(notifier, time)| {
         let pulses = [hot, slow].map(|runtime| systemd::pulse(runtime.handle()));
         Watchdog::new(notifier, time, trusted, lease.state(), pulses, Arc::clone(&ending))
@@ -453,7 +453,8 @@ fn print_settings() -> Result<(), CliError> {
 mod tests {
     use super::*;
     use crate::credentials::{Holder, MasterKey, MasterKeys, seal};
-    use crate::directory::{NewAccount, add_account, store_credential};
+    use crate::directory::store_credential;
+    use crate::directory::tests::database_with;
     use crate::secret::Secret;
     use parking_lot::Mutex;
     use std::collections::BTreeMap;
@@ -502,15 +503,11 @@ mod tests {
     // Nothing but the log has it: without this line, accounts that cannot log in are all there is to see.
     #[tokio::test]
     async fn a_node_that_starts_without_the_key_of_the_stored_passwords_says_so() {
-        let server = devstack::shared_postgres().await.unwrap();
-        let url = server.create_database("node-unopened").await.unwrap();
-        let mut db = database::connect_migrated(&url, "test").await.unwrap();
+        let names = [("one", "paper")];
+        let (url, mut db, accounts) = database_with("node-unopened", &names).await;
         let (right, other) = (MasterKey::random().unwrap(), MasterKey::random().unwrap());
         assert_eq!(told(&url, None).await, "", "nothing is stored");
-        let (name, platform) = ("one".to_owned(), "paper".to_owned());
-        let connection = serde_json::json!({ "address": "127.0.0.1:9" });
-        let new = NewAccount { name, platform, connection, enabled: true };
-        let account = add_account(&mut db, &new).await.unwrap();
+        let account = accounts[0];
         let keys = MasterKeys::parse(&right.to_line()).unwrap();
         let holder = Holder { account, platform: "paper" };
         let sealed = seal(Some(&keys), holder, &Secret::new("open-sesame")).unwrap();

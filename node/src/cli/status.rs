@@ -592,26 +592,19 @@ pub fn as_text(status: &Status) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::directory::{NewAccount, NewLink, add_account, add_link, enable_link};
+    use crate::directory::tests::database_with;
+    use crate::directory::{NewLink, add_link, enable_link};
     use reconcile::Sizing;
     use rust_decimal::Decimal;
     use schemas::LinkId;
 
     /// A database with accounts of these names, and a link from the first to each of the others.
     async fn linked(names: &[&str]) -> (PgConnection, Vec<LinkId>) {
-        let server = devstack::shared_postgres().await.unwrap();
-        let url = server.create_database("status").await.unwrap();
-        let mut db = crate::database::connect_migrated(&url, "test").await.unwrap();
-        let (mut accounts, mut links) = (Vec::new(), Vec::new());
-        for (place, name) in names.iter().enumerate() {
-            let new = NewAccount {
-                name: (*name).into(),
-                platform: if place == 0 { "external" } else { "paper" }.into(),
-                connection: serde_json::json!({}),
-                enabled: true,
-            };
-            accounts.push(add_account(&mut db, &new).await.unwrap());
-        }
+        let platform = |place| if place == 0 { "external" } else { "paper" };
+        let names: Vec<(&str, &str)> =
+            names.iter().enumerate().map(|(place, name)| (*name, platform(place))).collect();
+        let (_url, mut db, accounts) = database_with("status", &names).await;
+        let mut links = Vec::new();
         for follower in &accounts[1..] {
             let plain = NewLink::plain(accounts[0], *follower, Sizing::Multiplier(Decimal::ONE));
             links.push(add_link(&mut db, &plain).await.unwrap());

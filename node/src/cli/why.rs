@@ -145,23 +145,15 @@ fn print(story: &Story) -> Result<(), CliError> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::directory::{NewAccount, NewLink, add_account, add_link};
+    use crate::directory::tests::database_with;
+    use crate::directory::{NewLink, add_link};
     use reconcile::Sizing;
     use rust_decimal::Decimal;
 
     #[tokio::test]
     async fn an_account_stands_for_its_link_that_has_the_ticket() {
-        let server = devstack::shared_postgres().await.unwrap();
-        let url = server.create_database("why-names").await.unwrap();
-        let mut db = crate::database::connect_migrated(&url, "test").await.unwrap();
-        let mut accounts = Vec::new();
-        for name in ["boss", "one", "two", "alone"] {
-            let platform = if name == "boss" { "external" } else { "paper" };
-            let (name, platform) = (name.to_owned(), platform.to_owned());
-            let connection = serde_json::json!({});
-            let new = NewAccount { name, platform, connection, enabled: true };
-            accounts.push(add_account(&mut db, &new).await.unwrap());
-        }
+        let names = [("boss", "external"), ("one", "paper"), ("two", "paper"), ("alone", "paper")];
+        let (_url, mut db, accounts) = database_with("why-names", &names).await;
         let mut links = Vec::new();
         for follower in &accounts[1..3] {
             let plain = NewLink::plain(accounts[0], *follower, Sizing::Multiplier(Decimal::ONE));
@@ -198,18 +190,11 @@ mod tests {
         let stranger = link_of(&mut db, "nobody", ticket(9)).await.unwrap_err();
         assert!(matches!(stranger, CliError::Usage(_)), "{stranger}");
     }
+
     #[tokio::test]
     async fn times_of_a_story_are_utc_and_say_so_wherever_the_database_stands() {
-        let server = devstack::shared_postgres().await.unwrap();
-        let url = server.create_database("why-zone").await.unwrap();
-        let mut db = crate::database::connect_migrated(&url, "test").await.unwrap();
-        let mut accounts = Vec::new();
-        for (name, platform) in [("boss", "external"), ("one", "paper")] {
-            let (name, platform) = (name.to_owned(), platform.to_owned());
-            let connection = serde_json::json!({});
-            let new = NewAccount { name, platform, connection, enabled: true };
-            accounts.push(add_account(&mut db, &new).await.unwrap());
-        }
+        let names = [("boss", "external"), ("one", "paper")];
+        let (_url, mut db, accounts) = database_with("why-zone", &names).await;
         let sizing = Sizing::Multiplier(Decimal::ONE);
         let plain = NewLink::plain(accounts[0], accounts[1], sizing);
         let link = add_link(&mut db, &plain).await.unwrap();
